@@ -1,0 +1,3 @@
+from loadmaster.cli import main
+
+main()

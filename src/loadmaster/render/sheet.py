@@ -1,0 +1,211 @@
+"""A load sheet as text: one table and one bar per card, readable at 80 columns and in a pipe."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from itertools import groupby
+
+from loadmaster.core.facts import Change, Component, GpuLoad, KvCache, LoadSheet, Settings
+from loadmaster.render.findings import findings_text
+from loadmaster.render.paint import Paint, plain
+from loadmaster.render.units import bare_gib, count, gib, parameters, pixels, plural
+
+# Order from the bottom of the card to the top, the letter in the bar, and its colour.
+COMPONENTS: dict[str, tuple[str, str]] = {
+    "context": ("c", "dim"),
+    "weights.language": ("W", "blue"),
+    "weights.vision": ("V", "cyan"),
+    "weights.other": ("o", "blue"),
+    "workspace": ("w", "magenta"),
+    "activations.language": ("a", "magenta"),
+    "activations.vision": ("v", "magenta"),
+    "sampler": ("s", "magenta"),
+    "cuda_graphs": ("g", "yellow"),
+    "kv_cache": ("K", "green"),
+    "headroom": (".", "dim"),
+}
+_VERDICT = {
+    True: ("FITS", "bold", "green"),
+    False: ("DOES NOT FIT", "bold", "red"),
+    None: ("COULD NOT TELL", "bold", "yellow"),
+}
+
+
+def sheet_text(sheet: LoadSheet, width: int = 80, paint: Paint = plain) -> str:
+    """The whole load sheet; the verdict is its last paragraph."""
+    blocks = [_head(sheet, paint)]
+    for loads in alike(sheet.gpus):
+        blocks.append(_card(loads, width, paint))
+    if sheet.kv_cache is not None:
+        blocks.append(_cache(sheet.kv_cache, paint))
+    if sheet.images is not None:
+        blocks.append(_images(sheet, paint))
+    if sheet.notes:
+        blocks.append("\n".join(f"note: {note}" for note in sheet.notes))
+    if sheet.launch.changed:
+        blocks.append(_changes(sheet.launch.changed, paint))
+    if sheet.findings:
+        blocks.append(findings_text(sheet.findings, width, paint))
+    blocks.append(_verdict(sheet, paint))
+    return "\n\n".join(blocks)
+
+
+def alike(gpus: Sequence[GpuLoad]) -> list[list[GpuLoad]]:
+    """Neighbouring cards with the same load, so that eight equal cards are one table."""
+
+    def key(gpu: GpuLoad) -> object:
+        return (
+            gpu.name, gpu.total_bytes, gpu.budget_bytes, gpu.pipeline_rank, gpu.free_bytes,
+            tuple((c.name, c.bytes) for c in gpu.components), tuple(gpu.peak_bytes.items()),
+        )  # fmt: skip
+
+    return [list(group) for _, group in groupby(gpus, key)]
+
+
+def bar(gpu: GpuLoad, cells: int) -> list[tuple[str, str]]:
+    """The card as ``cells`` (letter, colour) pairs; what passes the card's end is marked ``!``.
+
+    A component of any size gets at least one cell, taken from the largest one.
+    """
+    shown = [c for c in ordered(gpu.components) if c.name != "headroom" and c.bytes > 0]
+    scale = max(gpu.total_bytes, gpu.peak_bytes.get("serving", 0), 1)
+    widths = [max(1, round(c.bytes * cells / scale)) for c in shown]
+    capacity = max(1, round(gpu.total_bytes * cells / scale))
+    while shown and sum(widths) > cells:
+        widths[widths.index(max(widths))] -= 1
+    drawn = [COMPONENTS.get(c.name, ("?", "red")) for c, n in zip(shown, widths, strict=True) for _ in range(n)]
+    drawn += [COMPONENTS["headroom"]] * (cells - len(drawn))
+    return [pair if at < capacity else ("!", "red") for at, pair in enumerate(drawn)]
+
+
+def ordered(components: Sequence[Component]) -> list[Component]:
+    place = {name: at for at, name in enumerate(COMPONENTS)}
+    return sorted(components, key=lambda c: place.get(c.name, len(place)))
+
+
+def _head(sheet: LoadSheet, paint: Paint) -> str:
+    model, engine, s = sheet.model, sheet.engine, sheet.settings
+    title = [model.architecture or "architecture unknown", model.quantization or "quantization unknown"]
+    if model.parameters is not None:
+        title.append(f"{parameters(model.parameters)} parameters")
+    lines = [paint(model.name, "bold")] if model.name else []
+    lines.append(", ".join(title))
+    version = engine.version or "version unknown"
+    name = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine.name]
+    lines.append(f"{name} {version}" + (f", {settings_line(s)}" if s is not None else ""))
+    return "\n".join(lines)
+
+
+def settings_line(s: Settings) -> str:
+    parts = []
+    for number, label in (
+        (s.tensor_parallel_size, "tensor parallel"),
+        (s.pipeline_parallel_size, "pipeline parallel"),
+        (s.data_parallel_size, "data parallel"),
+    ):
+        if number > 1 or label == "tensor parallel":
+            parts.append(f"{label} {number}")
+    parts.append(f"context {count(s.max_model_len)}")
+    parts.append(plural(s.max_num_seqs, "sequence"))
+    parts.append(f"{count(s.max_num_batched_tokens)} batched tokens")
+    parts.append("eager" if s.enforce_eager or s.cudagraph_mode == "NONE" else "CUDA graphs")
+    return ", ".join(parts)
+
+
+def _card(loads: list[GpuLoad], width: int, paint: Paint) -> str:
+    gpu = loads[0]
+    which = "GPU " + ", ".join(str(load.index) for load in loads) if gpu.name != "cpu" else "host memory"
+    facts = [gib(gpu.total_bytes) + (" each" if len(loads) > 1 else "")]
+    if gpu.name and gpu.name != "cpu":
+        facts.insert(0, gpu.name)
+    if gpu.free_bytes is not None:
+        facts.append(f"{gib(gpu.free_bytes)} free now")
+    if gpu.name != "cpu":
+        facts.append(f"budget {gib(gpu.budget_bytes)}")
+    lines = [f"{paint(which, 'bold')}  " + ", ".join(facts)]
+    cells = bar(gpu, width - 4)
+    lines.append("  [" + "".join(paint("".join(c for c, _ in run), colour) for colour, run in _runs(cells)) + "]")
+    lines.append(f"    {'component':<23}{'GiB':>8}  {'low - high':>15}  basis")
+    for component in ordered(gpu.components):
+        letter, colour = COMPONENTS.get(component.name, ("?", "red"))
+        span = "" if component.low == component.high else f"{bare_gib(component.low)} - {bare_gib(component.high)}"
+        figures = f"{bare_gib(component.bytes):>8}  {span:>15}  {component.basis}"
+        lines.append(f"  {paint(letter, colour)} {component.name:<23}{figures}")
+    lines.append(f"    {'peak':<23}{'GiB':>8}  {'low - high':>15}  against {bare_gib(gpu.total_bytes)}")
+    for name in ("start", "steady", "serving"):
+        if name in gpu.peak_bytes:
+            lines.append("    " + _peak_line(gpu, name, paint))
+    return "\n".join(lines)
+
+
+def _peak_line(gpu: GpuLoad, name: str, paint: Paint) -> str:
+    value = gpu.peak_bytes[name]
+    low, high = gpu.peak_low_bytes.get(name, value), gpu.peak_high_bytes.get(name, value)
+    span = "" if low == high else f"{bare_gib(low)} - {bare_gib(high)}"
+    if low > gpu.total_bytes:
+        verdict = paint(f"{bare_gib(low - gpu.total_bytes)} over at least", "red")
+    elif high > gpu.total_bytes:
+        verdict = paint(f"may be {bare_gib(high - gpu.total_bytes)} over", "yellow")
+    else:
+        verdict = f"{bare_gib(gpu.total_bytes - high)} left at least"
+    return f"{name:<23}{bare_gib(value):>8}  {span:>15}  {verdict}"
+
+
+def _runs(cells: list[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    return [(colour, list(run)) for colour, run in groupby(cells, key=lambda cell: cell[1])]
+
+
+def _cache(cache: KvCache, paint: Paint) -> str:
+    line = f"{paint('KV cache', 'bold')}  {gib(cache.available_bytes)}"
+    if cache.available_bytes is not None and cache.available_low_bytes is not None:
+        line += f" ({bare_gib(cache.available_low_bytes)} - {bare_gib(cache.available_high_bytes)})"
+    lines = [line]
+    if cache.blocks is not None and cache.block_tokens is not None:
+        blocks = f"{count(cache.blocks)} blocks of {count(cache.block_tokens)} tokens"
+        lines.append(f"  {blocks}; the engine prints {count(cache.tokens)} tokens")
+    if cache.max_concurrency is not None and cache.max_model_len is not None:
+        each = f", {gib(cache.bytes_per_request_at_max_len)} each" if cache.bytes_per_request_at_max_len else ""
+        lines.append(f"  {cache.max_concurrency:.2f} requests of {count(cache.max_model_len)} tokens at once{each}")
+    if cache.largest_model_len is not None:
+        lines.append(f"  longest single request that fits: {count(cache.largest_model_len)} tokens")
+    lines += [f"  {note}" for note in cache.notes]
+    return "\n".join(lines)
+
+
+def _images(sheet: LoadSheet, paint: Paint) -> str:
+    images = sheet.images
+    assert images is not None
+    lines = []
+    if images.largest_size is not None:
+        line = f"{paint('Pictures', 'bold')}  largest served {pixels(images.largest_size)}"
+        if images.largest_tokens is not None:
+            line += f", {count(images.largest_tokens)} tokens"
+        if images.peak_bytes is not None:
+            line += f", {gib(images.peak_bytes)} of vision activations a card"
+        lines.append(line)
+    else:
+        lines.append(f"{paint('Pictures', 'bold')}  none are served")
+    if images.profiled_tokens is not None:
+        lines.append(f"  profiled at start: one picture of {count(images.profiled_tokens)} tokens")
+    lines += [f"  {sentence}" for sentence in images.refused]
+    return "\n".join(lines)
+
+
+def _changes(changes: Sequence[Change], paint: Paint) -> str:
+    lines = [paint("Changed", "bold")]
+    for change in changes:
+        before = "not set" if change.from_ is None else str(change.from_)
+        after = "dropped" if change.to is None else str(change.to)
+        lines.append(f"  {change.flag}: {before} -> {after}")
+        lines.append(f"      {change.why}")
+    return "\n".join(lines)
+
+
+def _verdict(sheet: LoadSheet, paint: Paint) -> str:
+    word, *styles = _VERDICT[sheet.fits]
+    lines = [paint(word, *styles)]
+    if sheet.launch.argv:
+        env = "".join(f"{name}={shlex.quote(value)} " for name, value in sheet.launch.env.items())
+        lines.append(f"launch: {env}{shlex.join(sheet.launch.argv)}")
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""A load sheet as one SVG picture, for a report or a README. No script, no font to load, both themes."""
+
+from __future__ import annotations
+
+from html import escape
+
+from loadmaster.core.facts import GpuLoad, LoadSheet
+from loadmaster.render.sheet import alike, ordered
+from loadmaster.render.units import bare_gib, gib
+
+_COLOURS = {
+    "context": "#8a8f98",
+    "weights.language": "#3b6fb6",
+    "weights.vision": "#3fa7c4",
+    "weights.other": "#7f9fd1",
+    "workspace": "#b79ad8",
+    "activations.language": "#a06cc5",
+    "activations.vision": "#c986c4",
+    "sampler": "#d8a7ce",
+    "cuda_graphs": "#e0a83c",
+    "kv_cache": "#4fa66a",
+    "headroom": "#d9dde3",
+}
+_WIDTH, _MARGIN, _BAR, _ROW = 900, 24, 30, 20
+_VERDICT = {True: ("fits", "#2e7d46"), False: ("does not fit", "#b3382c"), None: ("could not tell", "#9a7412")}
+
+
+def sheet_svg(sheet: LoadSheet) -> str:
+    """An SVG document; one bar and legend for each kind of card, the card's end marked."""
+    body: list[str] = []
+    title = ", ".join(part for part in (sheet.model.architecture, sheet.model.quantization) if part)
+    y = _MARGIN + 14
+    body.append(_text(_MARGIN, y, title, 17, weight="600"))
+    word, colour = _VERDICT[sheet.fits]
+    body.append(_text(_WIDTH - _MARGIN, y, word, 17, weight="600", anchor="end", fill=colour))
+    y += 24
+    for loads in alike(sheet.gpus):
+        y = _card(body, loads, y)
+    if sheet.kv_cache is not None and sheet.kv_cache.tokens is not None:
+        line = f"KV cache {gib(sheet.kv_cache.available_bytes)}: {sheet.kv_cache.tokens:,} tokens"
+        if sheet.kv_cache.max_concurrency is not None and sheet.kv_cache.max_model_len is not None:
+            line += f", {sheet.kv_cache.max_concurrency:.2f} requests of {sheet.kv_cache.max_model_len:,} tokens"
+        y += 10
+        body.append(_text(_MARGIN, y, line, 13))
+        y += 12
+    height = y + _MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        f'role="img" aria-label="{escape(title, quote=True)}: {word}" '
+        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">\n'
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
+
+
+def _card(body: list[str], loads: list[GpuLoad], y: int) -> int:
+    gpu = loads[0]
+    label = "host memory" if gpu.name == "cpu" else "GPU " + ", ".join(str(load.index) for load in loads)
+    facts = f"{gib(gpu.total_bytes)}" + (f", {gpu.name}" if gpu.name and gpu.name != "cpu" else "")
+    y += 18
+    body.append(_text(_MARGIN, y, f"{label}   {facts}", 14, weight="600"))
+    serving = gpu.peak_bytes.get("serving", 0)
+    body.append(_text(_WIDTH - _MARGIN, y, f"serving peak {gib(serving)}", 13, anchor="end"))
+    y += 8
+    scale = (_WIDTH - 2 * _MARGIN) / max(gpu.total_bytes, serving, 1)
+    x = float(_MARGIN)
+    used = [c for c in ordered(gpu.components) if c.name != "headroom" and c.bytes > 0]
+    for component in used:
+        width = component.bytes * scale
+        tip = f"{component.name} {gib(component.bytes)} ({component.basis})"
+        body.append(
+            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{_colour(component.name)}">'
+            f"<title>{escape(tip)}</title></rect>"
+        )
+        x += width
+    end = _MARGIN + gpu.total_bytes * scale
+    if x < end:
+        body.append(f'<rect x="{x:.1f}" y="{y}" width="{end - x:.1f}" height="{_BAR}" fill="{_COLOURS["headroom"]}"/>')
+    body.append(
+        f'<line x1="{end:.1f}" y1="{y - 4}" x2="{end:.1f}" y2="{y + _BAR + 4}" stroke="#b3382c" stroke-width="2">'
+        f"<title>the card ends here: {gib(gpu.total_bytes)}</title></line>"
+    )
+    y += _BAR + 18
+    columns, column = 3, (_WIDTH - 2 * _MARGIN) // 3
+    for at, component in enumerate(used):
+        left, top = _MARGIN + (at % columns) * column, y + (at // columns) * _ROW
+        body.append(f'<rect x="{left}" y="{top - 10}" width="11" height="11" fill="{_colour(component.name)}"/>')
+        span = "" if component.low == component.high else f" ({bare_gib(component.low)}-{bare_gib(component.high)})"
+        body.append(_text(left + 17, top, f"{component.name} {bare_gib(component.bytes)}{span} {component.basis}", 12))
+    return y + -(-len(used) // columns) * _ROW
+
+
+def _colour(name: str) -> str:
+    return _COLOURS.get(name, "#cc4466")
+
+
+def _text(
+    x: int, y: int, text: str, size: int, *, weight: str = "400", anchor: str = "start", fill: str = "#1d2330"
+) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="{fill}">'
+        f"{escape(text)}</text>"
+    )
