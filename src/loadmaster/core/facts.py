@@ -374,6 +374,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     cpu_offload_bytes: int = 0
     disable_custom_all_reduce: bool = False
     enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    # what decides the cache layout and the split of layers beyond the above
+    compute_capability: tuple[int, int] | None = None  # of the least capable card; None: unknown
+    decode_context_parallel_size: int = 1
+    disable_hybrid_kv_cache_manager: bool = False
+    async_scheduling: bool | None = None  # None: the version's default
+    num_gpu_blocks_override: int | None = None
+    pipeline_layer_partition: tuple[int, ...] | None = None  # VLLM_PP_LAYER_PARTITION
+    attention_backend: str | None = None  # "FLASH_ATTN", "FLASHINFER", "TRITON_MLA", ...; None: chosen by the engine
+    gdn_prefill_backend: str = "auto"  # "auto", "triton", "flashinfer", "cutedsl"
+    video_pruning: bool = False  # --video-pruning-rate > 0
     origins: dict[str, Setting] = {}
 
 
