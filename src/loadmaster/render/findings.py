@@ -76,7 +76,7 @@ def _fix_lines(fix: Fix, width: int, paint: Paint) -> list[str]:
 def _wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
     """Wrapped text; long words (paths, JSON) are left whole."""
     indent = first if rest is None else rest
-    lines = []
+    lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
         # the first indent may carry colour codes, so its visible width is that of the following lines
         wrapped = textwrap.wrap(
