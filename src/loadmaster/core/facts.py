@@ -275,6 +275,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     processes: tuple[GpuProcess, ...] | None = None
     source: str = "spec"  # "spec", "table", "nvml", "recording"
+    note: str | None = None  # what is assumed or special about it: an estimated total, a MIG instance
 
 
 class GpuProcess(Struct, frozen=True):
