@@ -320,6 +320,7 @@ class LaunchArgs(Struct, frozen=True, kw_only=True):
     unknown_flags: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    raw: tuple[str, ...] = ()  # the flag tokens as written ("32k" stays "32k"), model and program left out
     kind: str = "argv"  # "argv", "serve", "module", "docker-run", "compose", "kubernetes", "yaml", "supervisor", "systemd", "other"
     image: str | None = None
     engine_version: str | None = None  # from an image tag, when the text names one
