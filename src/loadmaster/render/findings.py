@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from loadmaster.core.facts import Evidence, Finding, Fix
+from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.units import plural
 
@@ -24,9 +24,9 @@ def finding_text(finding: Finding, width: int = 80, paint: Paint = plain) -> str
     sure = "" if finding.confidence == "certain" else f" ({finding.confidence})"
     lines = [f"{head}: {finding.title}{sure}"]
     if finding.cause and finding.cause != finding.title:
-        lines += _wrap(finding.cause, width, "  ")
+        lines += wrap(finding.cause, width, "  ")
     for evidence in finding.evidence[:_EVIDENCE_SHOWN]:
-        lines += _wrap(_where(evidence) + evidence.text, width, "  | ")
+        lines += wrap(_where(evidence) + evidence.text, width, "  | ")
     if len(finding.evidence) > _EVIDENCE_SHOWN:
         lines.append(f"  | and {len(finding.evidence) - _EVIDENCE_SHOWN} more")
     for fix in finding.fixes:
@@ -66,22 +66,8 @@ def _fix_lines(fix: Fix, width: int, paint: Paint) -> list[str]:
     label = paint("fix:", "bold", "green") if fix.replanned else paint("try:", "bold")
     text = paste(fix)
     if not text:
-        return _wrap(fix.why, width, f"  {label} ", " " * 7)
+        return wrap(fix.why, width, f"  {label} ", " " * 7)
     lines = [f"  {label} {text}"]
     if fix.why:
-        lines += _wrap(fix.why, width, " " * 7)
-    return lines
-
-
-def _wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
-    """Wrapped text; long words (paths, JSON) are left whole."""
-    indent = first if rest is None else rest
-    lines: list[str] = []
-    for paragraph in text.splitlines() or [""]:
-        # the first indent may carry colour codes, so its visible width is that of the following lines
-        wrapped = textwrap.wrap(
-            paragraph, max(width - len(indent), 20), break_long_words=False, break_on_hyphens=False
-        ) or [""]
-        for line in wrapped:
-            lines.append((first if not lines else indent) + line)
+        lines += wrap(fix.why, width, " " * 7)
     return lines

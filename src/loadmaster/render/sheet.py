@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Sequence
 from itertools import groupby
 
-from loadmaster.core.facts import Change, Component, GpuLoad, KvCache, LoadSheet, Settings
+from loadmaster.core.facts import Change, Component, GpuLoad, ImagePlan, KvCache, LoadSheet, Settings
 from loadmaster.render.findings import findings_text
+from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.units import bare_gib, count, gib, parameters, pixels, plural
 
@@ -34,17 +35,17 @@ _VERDICT = {
 
 def sheet_text(sheet: LoadSheet, width: int = 80, paint: Paint = plain) -> str:
     """The whole load sheet; the verdict is its last paragraph."""
-    blocks = [_head(sheet, paint)]
+    blocks = [_head(sheet, width, paint)]
     for loads in alike(sheet.gpus):
         blocks.append(_card(loads, width, paint))
     if sheet.kv_cache is not None:
-        blocks.append(_cache(sheet.kv_cache, paint))
+        blocks.append(_cache(sheet.kv_cache, width, paint))
     if sheet.images is not None:
-        blocks.append(_images(sheet, paint))
+        blocks.append(_images(sheet.images, width, paint))
     if sheet.notes:
-        blocks.append("\n".join(f"note: {note}" for note in sheet.notes))
+        blocks.append("\n".join(line for note in sheet.notes for line in wrap(note, width, "note: ", "      ")))
     if sheet.launch.changed:
-        blocks.append(_changes(sheet.launch.changed, paint))
+        blocks.append(_changes(sheet.launch.changed, width, paint))
     if sheet.findings:
         blocks.append(findings_text(sheet.findings, width, paint))
     blocks.append(_verdict(sheet, paint))
@@ -84,16 +85,16 @@ def ordered(components: Sequence[Component]) -> list[Component]:
     return sorted(components, key=lambda c: place.get(c.name, len(place)))
 
 
-def _head(sheet: LoadSheet, paint: Paint) -> str:
+def _head(sheet: LoadSheet, width: int, paint: Paint) -> str:
     model, engine, s = sheet.model, sheet.engine, sheet.settings
     title = [model.architecture or "architecture unknown", model.quantization or "quantization unknown"]
     if model.parameters is not None:
         title.append(f"{parameters(model.parameters)} parameters")
     lines = [paint(model.name, "bold")] if model.name else []
-    lines.append(", ".join(title))
+    lines += wrap(", ".join(title), width, "")
     version = engine.version or "version unknown"
     name = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine.name]
-    lines.append(f"{name} {version}" + (f", {settings_line(s)}" if s is not None else ""))
+    lines += wrap(f"{name} {version}" + (f": {settings_line(s)}" if s is not None else ""), width, "")
     return "\n".join(lines)
 
 
@@ -156,7 +157,7 @@ def _runs(cells: list[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]
     return [(colour, list(run)) for colour, run in groupby(cells, key=lambda cell: cell[1])]
 
 
-def _cache(cache: KvCache, paint: Paint) -> str:
+def _cache(cache: KvCache, width: int, paint: Paint) -> str:
     line = f"{paint('KV cache', 'bold')}  {gib(cache.available_bytes)}"
     if cache.available_bytes is not None and cache.available_low_bytes is not None:
         line += f" ({bare_gib(cache.available_low_bytes)} - {bare_gib(cache.available_high_bytes)})"
@@ -169,36 +170,36 @@ def _cache(cache: KvCache, paint: Paint) -> str:
         lines.append(f"  {cache.max_concurrency:.2f} requests of {count(cache.max_model_len)} tokens at once{each}")
     if cache.largest_model_len is not None:
         lines.append(f"  longest single request that fits: {count(cache.largest_model_len)} tokens")
-    lines += [f"  {note}" for note in cache.notes]
+    for note in cache.notes:
+        lines += wrap(note, width, "  ")
     return "\n".join(lines)
 
 
-def _images(sheet: LoadSheet, paint: Paint) -> str:
-    images = sheet.images
-    assert images is not None
+def _images(images: ImagePlan, width: int, paint: Paint) -> str:
     lines = []
     if images.largest_size is not None:
         line = f"{paint('Pictures', 'bold')}  largest served {pixels(images.largest_size)}"
         if images.largest_tokens is not None:
             line += f", {count(images.largest_tokens)} tokens"
-        if images.peak_bytes is not None:
-            line += f", {gib(images.peak_bytes)} of vision activations a card"
         lines.append(line)
+        if images.peak_bytes is not None:
+            lines.append(f"  it takes {gib(images.peak_bytes)} of vision activations on each card")
     else:
         lines.append(f"{paint('Pictures', 'bold')}  none are served")
     if images.profiled_tokens is not None:
         lines.append(f"  profiled at start: one picture of {count(images.profiled_tokens)} tokens")
-    lines += [f"  {sentence}" for sentence in images.refused]
+    for sentence in images.refused:
+        lines += wrap(sentence, width, "  ")
     return "\n".join(lines)
 
 
-def _changes(changes: Sequence[Change], paint: Paint) -> str:
+def _changes(changes: Sequence[Change], width: int, paint: Paint) -> str:
     lines = [paint("Changed", "bold")]
     for change in changes:
         before = "not set" if change.from_ is None else str(change.from_)
         after = "dropped" if change.to is None else str(change.to)
         lines.append(f"  {change.flag}: {before} -> {after}")
-        lines.append(f"      {change.why}")
+        lines += wrap(change.why, width, "      ")
     return "\n".join(lines)
 
 
