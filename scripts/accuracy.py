@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.core.argv import parse_argv
-from loadmaster.core.facts import GIB, EngineFacts, LoadSheet, ModelFacts
-from loadmaster.core.gputable import parse_gpu_spec
 from loadmaster.core.plan import make_plan
 from loadmaster.edge.modeldir import read_model
 from loadmaster.edge.sample import write_sample
+
+from loadmaster.core.facts import GIB, EngineFacts, LoadSheet, ModelFacts
+from loadmaster.core.gputable import parse_gpu_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "tests" / "data" / "runs"
@@ -130,7 +131,8 @@ def page(rows: list[Row], runs: list[dict[str, Any]]) -> str:
         lines += [
             f"### {record['name']}",
             "",
-            f"{sample['name']}, {sample['quantization']}; vLLM {record['engine_version']}; {record['hardware']}. Source: {record['source']}.",
+            f"{sample['name']}, {sample['quantization']}; vLLM {record['engine_version']}; {record['hardware']}. "
+            f"Source: {record['source']}.",
             "",
             "```",
             " ".join(record["flags"]),
