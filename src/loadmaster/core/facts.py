@@ -328,6 +328,9 @@ class LaunchArgs(Struct, frozen=True, kw_only=True):
     shm_bytes: int | None = None
     ipc_host: bool | None = None
     damage: tuple[Evidence, ...] = ()  # copying damage seen in the text, with line numbers
+    refused: tuple[Evidence, ...] = ()  # what the engine's parser would refuse: no value, no number, no such choice
+    # for each word of ``extra`` how many of ``flags`` stand before it; -1: right after the model
+    extra_places: tuple[int, ...] = ()
 
 
 class Setting(Struct, frozen=True):
@@ -423,6 +426,8 @@ class CacheGroup(Struct, frozen=True, kw_only=True):
     bytes_per_token: int | None = None
     state_bytes: int | None = None
     window: int | None = None
+    request_blocks: int | None = None  # blocks that one request holds whatever its length (state)
+    request_blocks_grow: bool = True  # False: only ``request_blocks``; True: also one for each block of tokens
 
 
 class CacheLayout(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,354 @@
+"""Weights that every rank holds after loading.
+
+The tensors of the file headers (or, without files, those computed from the configuration) are spread over
+pipeline stages and tensor ranks by the rules of data/architectures.toml. Sources: vLLM 0.17 to 0.33,
+model_executor/models, layers/linear.py, layers/vocab_parallel_embedding.py, layers/fused_moe, layers/quantization.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from msgspec import Struct, structs
+
+from loadmaster.core.architectures import Family, Placement, family_of, online_bytes_per_parameter, place
+from loadmaster.core.engineversion import at_least
+from loadmaster.core.facts import Amount, Basis, ModelFacts, RankWeights, Settings, TensorGroup
+from loadmaster.core.pipeline import layer_ranges
+from loadmaster.core.ropecache import rope_cache_bytes
+from loadmaster.core.tensorlayout import FLOAT_BYTES, MODEL_DTYPE_BYTES, Sharding, tensor_bytes, up
+from loadmaster.core.tensors import synthesise
+
+_LANGUAGE, _VISION, _OTHER = "weights.language", "weights.vision", "weights.other"
+
+
+class _Stage(Struct, frozen=True):
+    """One pipeline stage: its decoder layers, and whether it is the first or the last."""
+
+    layers: range
+    first: bool
+    last: bool
+
+
+class _Sums(Struct):
+    """Running bytes of one rank. ``low`` and ``high`` only differ where no rule is known."""
+
+    parts: dict[tuple[str, str], float]
+    low: dict[str, float]
+    high: dict[str, float]
+    decoder: float = 0.0  # of the decoder layers, which CPU offload can move
+    transient: dict[tuple[str, int | None], float] = {}
+
+
+def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, ...]:
+    """Bytes per component of every rank of one data-parallel replica.
+
+    Ordered by pipeline rank, then tensor rank. ``basis`` is "read" for tensors from file headers, "computed"
+    for those derived from a configuration, "assumed" with bounds where the architecture has no rule.
+    A model whose tensors are unknown gives ranks without components and a note that says so.
+    """
+    family = family_of(model.architecture)
+    tensors = model.tensors or synthesise(model)
+    basis: Basis = "read" if model.tensors and model.format in ("safetensors", "gguf") else "computed"
+    stages = _stages(model, settings, tensors)
+    notes = _notes(model, settings, family, tensors)
+    ranks = settings.tensor_parallel_size
+    plan = _Plan(model, settings, family, tensors)
+    result: list[RankWeights] = []
+    for pipeline_rank, stage in enumerate(stages):
+        memo: dict[Sharding, RankWeights] = {}
+        for tensor_rank in range(ranks):
+            sharding = plan.sharding(tensor_rank)
+            if sharding not in memo:
+                sums = plan.stage_sums(stage, sharding)
+                memo[sharding] = _rank_weights(sums, plan, basis if tensors else "assumed", notes, pipeline_rank)
+            result.append(structs.replace(memo[sharding], tensor_rank=tensor_rank))
+    return tuple(result)
+
+
+def _stages(model: ModelFacts, settings: Settings, tensors: tuple[TensorGroup, ...]) -> tuple[_Stage, ...]:
+    layers = model.text.num_hidden_layers or 1 + max((max(group.layers) for group in tensors if group.layers), default=0)
+    count = settings.pipeline_parallel_size
+    ranges = layer_ranges(layers, count, settings.pipeline_layer_partition)
+    return tuple(_Stage(span, index == 0, index == count - 1) for index, span in enumerate(ranges))
+
+
+def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple[TensorGroup, ...]) -> tuple[str, ...]:
+    notes: list[str] = []
+    if not tensors:
+        notes.append("The size of the weights is unknown: there are no tensor headers, and the configuration is not enough to compute them.")
+    elif not family.exact:
+        notes.append(
+            f"No sharding rule for the architecture {model.architecture or '(not named)'}: matrices are taken as divided over the ranks, vectors as whole, with wide bounds."
+        )
+    if settings.cpu_offload_bytes:
+        notes.append("The decoder layers that --cpu-offload-gb moves to host memory are left out.")
+    return tuple(notes)
+
+
+class _Plan:
+    """All that is the same for every rank: placements, dtypes, and what of the checkpoint is loaded."""
+
+    def __init__(self, model: ModelFacts, settings: Settings, family: Family, tensors: tuple[TensorGroup, ...]) -> None:
+        self.model, self.settings, self.family, self.text = model, settings, family, model.text
+        declared = model.quantization.method
+        self.method = declared or settings.quantization
+        self.model_bytes = MODEL_DTYPE_BYTES.get(settings.dtype, 2)
+        online = online_bytes_per_parameter(settings.quantization) if declared is None else None
+        self.online, self.online_assumed = online if online is not None else (None, False)
+        self.speculates = (settings.speculative_method or "").endswith("mtp") and settings.num_speculative_tokens > 0
+        self.tower = self._loads_tower()
+        self.tied = self._tied(tensors)
+        self.unmatched = 0
+        # a tensor beyond the last decoder layer belongs to the prediction head (DeepSeek)
+        self.last_layer = model.text.num_hidden_layers if family.get("mtp_beyond_last_layer") else None
+        self.groups: list[tuple[TensorGroup, Placement]] = []
+        self.embedding: tuple[TensorGroup, Placement] | None = None
+        has_head = False
+        for group in tensors:
+            placement = place(family.name, model.architecture, group.name, self.method, settings.version)
+            if placement.split == "skip" or (placement.component == _VISION and not self.tower):
+                continue
+            if placement.part == "mtp" and not self.speculates:
+                continue
+            if placement.part == "embeddings" and placement.leaf.kind == "data":
+                self.embedding = (group, placement)
+            if placement.part == "lm_head" and group.layers is None:
+                if self.tied:
+                    continue
+                has_head = True
+            if not placement.known and len(group.shape) > 1:
+                placement = structs.replace(placement, split="matrix" if not family.exact else "replicated")
+            self.groups.append((group, placement))
+        self.missing_head = bool(tensors) and not has_head and not self.tied
+
+    def _loads_tower(self) -> bool:
+        settings, modalities = self.settings, self.family.get("modalities", ())
+        limits = {"image": settings.image_limit, "video": settings.video_limit}
+        if settings.language_model_only:
+            return False
+        return not modalities or any(limits[name] != 0 for name in modalities)
+
+    def _tied(self, tensors: tuple[TensorGroup, ...]) -> bool:
+        if self.text.tie_word_embeddings is not None:
+            return self.text.tie_word_embeddings
+        return not any(group.name.endswith("lm_head.weight") for group in tensors)
+
+    def sharding(self, tensor_rank: int) -> Sharding:
+        settings, quantization = self.settings, self.model.quantization
+        expert_ranks = settings.tensor_parallel_size * settings.data_parallel_size
+        experts = self.text.num_experts
+        local = None
+        if settings.expert_parallel and experts and expert_ranks > 1:
+            # fused_moe/expert_map_manager.py: the first ranks take one more when it does not divide
+            local = experts // expert_ranks + (1 if tensor_rank < experts % expert_ranks else 0)
+        integers = quantization.format in ("pack-quantized", "marlin-24") or (quantization.bits or 16) < 8
+        capability = settings.compute_capability
+        return Sharding(
+            tensor_parallel=settings.tensor_parallel_size,
+            expert_ranks=expert_ranks,
+            local_experts=local,
+            experts=experts,
+            kv_heads=self.text.num_key_value_heads,
+            model_bytes=self.model_bytes,
+            scale_dtype_bytes=self.model_bytes if integers else 4,
+            online_bytes=self.online,
+            weight_only_fp8=capability is not None and capability < (8, 9),
+            swizzled_scales=capability is not None and capability >= (10, 0),
+            fp8_block_rows=quantization.block_shape[0] if quantization.block_shape else 128,
+        )
+
+    def stage_sums(self, stage: _Stage, sharding: Sharding) -> _Sums:
+        sums = _Sums(defaultdict(float), defaultdict(float), defaultdict(float), transient=defaultdict(float))
+        tower_whole = self.settings.mm_encoder_tp_mode == "data" and self.family.get("encoder_data", False)
+        for group, placement in self.groups:
+            in_decoder, in_head = self._counts(group, placement, stage)
+            if not in_decoder and not in_head:
+                continue
+            whole = placement.component == _VISION and tower_whole
+            here = structs.replace(placement, split="replicated") if whole else placement
+            if here.split == "matrix":
+                size = self._divided_matrix(group, sharding)
+            else:
+                size = tensor_bytes(group, here, sharding)
+            if not size:
+                continue
+            if placement.absorbed and group.dtype not in FLOAT_BYTES and placement.leaf.kind == "data":
+                size += self._absorbed_bytes(sharding)
+            for count, component, part in (
+                (in_decoder, placement.component, placement.part),
+                (in_head, _OTHER, "mtp"),
+            ):
+                if count:
+                    self._add(sums, group, here, sharding, size * count, component, part)
+            if group.layers is not None and placement.component == _LANGUAGE:
+                sums.decoder += size * in_decoder
+            self._add_transient(sums, group, here, size)
+        self._add_derived(sums, stage, sharding)
+        return sums
+
+    def _counts(self, group: TensorGroup, placement: Placement, stage: _Stage) -> tuple[int, int]:
+        """How many tensors of the group this stage has: in the decoder or tower, and in the prediction head."""
+        if placement.component == _VISION:
+            first_only = self.settings.pipeline_parallel_size > 1 and at_least(self.settings.version, "0.33")
+            return (group.count if stage.first or not first_only else 0), 0
+        if placement.part == "mtp":
+            return (group.count if stage.last else 0), 0
+        if group.layers is None:
+            if placement.part == "embeddings":
+                return (group.count if self._has_embedding(stage) else 0), 0
+            return (group.count if stage.last else 0), 0
+        last = self.last_layer
+        in_head = 0
+        if last is not None and stage.last and self.speculates:
+            in_head = sum(count for layer, count in group.layers.items() if layer >= last)
+        if last is None and len(stage.layers) >= len(group.layers) and stage.first and stage.last:
+            return group.count, in_head
+        layers = group.layers
+        if len(layers) <= len(stage.layers):
+            return sum(count for layer, count in layers.items() if layer in stage.layers), in_head
+        return sum(layers.get(layer, 0) for layer in stage.layers), in_head
+
+    def _has_embedding(self, stage: _Stage) -> bool:
+        on = self.family.get("embeddings_on", "ends")
+        return stage.first or on == "all" or (on == "ends" and stage.last and self.tied)
+
+    def _divided_matrix(self, group: TensorGroup, sharding: Sharding) -> int:
+        ranks = sharding.tensor_parallel
+        divides = any(size % ranks == 0 for size in group.shape[-2:])
+        return up(group.nbytes, ranks) if divides else group.nbytes
+
+    def _absorbed_bytes(self, sharding: Sharding) -> int:
+        text = self.text
+        heads = up(text.num_attention_heads or 0, sharding.tensor_parallel)
+        width = (text.qk_nope_head_dim or 0) + (text.v_head_dim or 0)
+        return (text.kv_lora_rank or 0) * heads * width * self.model_bytes
+
+    def _add(
+        self, sums: _Sums, group: TensorGroup, placement: Placement, sharding: Sharding, size: float, component: str, part: str
+    ) -> None:
+        sums.parts[component, part] += size
+        if self.family.exact:
+            return
+        whole = size * group.nbytes / max(tensor_bytes(group, placement, sharding), 1) if placement.split != "matrix" else None
+        if whole is None:
+            whole = size * group.nbytes / max(self._divided_matrix(group, sharding), 1)
+        ranks = sharding.tensor_parallel
+        sums.low[component] += min(size, whole / ranks)
+        sums.high[component] += size if placement.split in ("experts", "vocabulary") else max(size, whole)
+
+    def _add_transient(self, sums: _Sums, group: TensorGroup, placement: Placement, size: float) -> None:
+        """Quantised layers are repacked one by one; the merged tensor of a layer exists twice meanwhile."""
+        if placement.leaf.kind != "data" or not placement.linear:
+            return
+        repacked = group.dtype not in FLOAT_BYTES or self.online is not None
+        if not repacked:
+            return
+        if self.online is not None and group.dtype in FLOAT_BYTES:
+            size = size * self.model_bytes / self.online
+        per_layer = group.count / max(len(group.layers or {0: 1}), 1)
+        merged = _merged_module(placement.module)
+        sums.transient[merged, None] = max(sums.transient[merged, None], 0.0) + size * per_layer
+
+    def _add_derived(self, sums: _Sums, stage: _Stage, sharding: Sharding) -> None:
+        """What is on the card beside the checkpoint's own tensors: an untied head that the files lack, rope
+        tables, the deepstack buffer, LoRA slots."""
+        if self.missing_head and stage.last and self.embedding is not None:
+            group, placement = self.embedding
+            size = tensor_bytes(group, placement, sharding)
+            sums.parts[_LANGUAGE, "lm_head"] += size
+            if not self.family.exact:
+                sums.high[_LANGUAGE] += size
+        pipelined = self.settings.pipeline_parallel_size > 1
+        if self.speculates and pipelined and stage.last and self.embedding and not self._has_embedding(stage):
+            sums.parts[_OTHER, "mtp"] += tensor_bytes(*self.embedding, sharding)
+        rope = rope_cache_bytes(self.text, self.family, self.settings, self.model_bytes)
+        if rope:
+            sums.parts[_OTHER, "rope caches"] += rope
+            if not self.family.exact:
+                sums.high[_OTHER] += rope
+        vision = self.model.vision
+        if self.family.get("deepstack_buffer") and vision is not None and self._deepstack_here(stage):
+            width = self.text.hidden_size or 0
+            rows = self.settings.max_num_batched_tokens
+            sums.parts[_OTHER, "deepstack buffer"] += len(vision.deepstack_layers) * rows * width * self.model_bytes
+        if self.settings.enable_lora:
+            slots = self._lora_bytes(stage, sharding)
+            sums.parts[_OTHER, "lora slots"] += slots
+
+    def _deepstack_here(self, stage: _Stage) -> bool:
+        if not at_least(self.settings.version, "0.33"):
+            return self.tower or not self.settings.language_model_only
+        return self.tower and (stage.first or self.settings.pipeline_parallel_size == 1)
+
+    def _lora_bytes(self, stage: _Stage, sharding: Sharding) -> int:
+        """Slots for adapters on every linear layer of the decoder: the down matrix whole for column-parallel
+        layers, the up matrix whole for row-parallel ones. lora/layers/column_parallel_linear.py."""
+        rank, total = self.settings.max_lora_rank * self.settings.max_loras, 0
+        for group, placement in self.groups:
+            if placement.component != _LANGUAGE or not placement.linear or placement.leaf.kind != "data":
+                continue
+            if len(group.shape) != 2 or placement.split == "experts":
+                continue
+            parameters = _out_in(group, placement)
+            ranks = sharding.tensor_parallel
+            inputs = up(parameters[1], ranks) if placement.split == "columns" else parameters[1]
+            outputs = up(parameters[0], ranks) if placement.split in ("rows", "kv_rows") else parameters[0]
+            total += self._counts(group, placement, stage)[0] * rank * (inputs + outputs) * self.model_bytes
+        return total
+
+
+def _out_in(group: TensorGroup, placement: Placement) -> tuple[int, int]:
+    """Output and input size of a linear layer, unpacking eight 4-bit codes a word."""
+    first, second = group.shape
+    packed = 8 if group.dtype == "I32" else 1
+    if placement.leaf.axes == "io":
+        return second * packed, first
+    return first, second * packed
+
+
+_MERGED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up", "w1": "gate_up", "w3": "gate_up"}
+
+
+def _merged_module(module: str) -> str:
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_MERGED.get(last, last)}"
+
+
+def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...], pipeline_rank: int) -> RankWeights:
+    totals: dict[str, float] = defaultdict(float)
+    detail: dict[str, int] = {}
+    for (component, part), size in sums.parts.items():
+        totals[component] += size
+        detail[part] = detail.get(part, 0) + math.ceil(size)
+    offloaded = min(float(plan.settings.cpu_offload_bytes), sums.decoder)
+    if offloaded:
+        totals[_LANGUAGE] -= offloaded
+        detail["offloaded to host memory"] = -math.floor(offloaded)
+    components: dict[str, Amount] = {}
+    for component in (_LANGUAGE, _VISION, _OTHER):
+        size = math.ceil(totals[component]) if component in totals else 0
+        if size <= 0:
+            continue
+        low = high = size
+        own: Basis = "computed" if component == _OTHER and "mtp" not in detail else basis
+        note = None
+        if not plan.family.exact:
+            low = min(size - 1, math.floor(sums.low[component]))
+            high = max(size + 1, math.ceil(sums.high[component]))
+            own, note = "assumed", "no sharding rule for this architecture"
+        elif plan.online_assumed or (component == _OTHER and "lora slots" in detail):
+            slots = detail.get("lora slots", 0) if component == _OTHER else 0
+            spread = slots // 2 if slots else size // 20
+            low, high, own = size - spread, size + spread, "assumed"
+            note = "LoRA slots by the shapes of the linear layers" if slots else "bytes after quantising while loading"
+        components[component] = Amount(size, low, high, own, note)
+    return RankWeights(
+        tensor_rank=0,
+        pipeline_rank=pipeline_rank,
+        components=components,
+        detail={part: size for part, size in detail.items() if size},
+        largest_transient=math.ceil(max(sums.transient.values(), default=0)),
+        notes=notes,
+    )
