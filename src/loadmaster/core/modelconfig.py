@@ -10,7 +10,7 @@ for its field, and :func:`config_findings` names it with the code ``config-inval
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from loadmaster.core.facts import Evidence, Finding, Processor, TextConfig, VisionConfig
@@ -65,11 +65,16 @@ def config_findings(
     config: Mapping[str, Any],
     preprocessor: Mapping[str, Any] | None = None,
     video: Mapping[str, Any] | None = None,
+    more: Iterable[str] = (),
 ) -> tuple[Finding, ...]:
-    """One finding ``config-invalid`` per file that holds values which cannot be used, each value in the evidence."""
+    """One finding ``config-invalid`` per file that holds values which cannot be used, each value in the evidence.
+
+    ``more``: problems of ``config.json`` that others found in it.
+    """
     problems: list[str] = []
     _text(config, problems)
     _vision(config, problems)
+    problems += more
     findings = [_invalid("config.json", problems)] if problems else []
     problems = []
     _processor(preprocessor, video, config, problems)

@@ -1,0 +1,315 @@
+"""Findings about the files of a checkpoint: each says which file, by how much, and the command that mends it.
+
+Pure: :mod:`loadmaster.edge.integrity` reads the files and hands over what it saw.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from loadmaster.core.facts import Evidence, Finding, Fix, Severity, TensorGroup
+from loadmaster.core.tensorheaders import expected_bytes, shorten
+
+_SHOWN = 10  # evidence lines of one finding
+LEFTOVER_SUFFIXES = (
+    ".incomplete",
+    ".part",
+    ".aria2",
+    ".lock",
+    ".tmp",
+    ".crdownload",
+    ".partial",
+    ".download",
+    ".aria2__temp",
+)
+SHARD_NAME = re.compile(r"^(?P<stem>.*?)-?(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors$")
+
+
+class BadFile(Struct, frozen=True):
+    """A file with what is wrong with it, in words."""
+
+    name: str
+    reason: str
+
+
+def _files(items: Sequence[BadFile]) -> tuple[Evidence, ...]:
+    shown = [Evidence(source="file", path=item.name, text=item.reason) for item in items[:_SHOWN]]
+    if len(items) > _SHOWN:
+        shown.append(Evidence(source="file", text=f"and {len(items) - _SHOWN} more"))
+    return tuple(shown)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def download_fix(repository: str | None, names: Sequence[str], directory: str | None, why: str | None = None) -> Fix:
+    """Fetches ``names`` again: a command when the repository is known, else the names."""
+    shown = list(names[:_SHOWN])
+    listed = ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+    if repository is None:
+        return Fix(why=why or f"Fetch again from where the model came from: {listed}")
+    words = ["hf", "download", repository]
+    if len(names) <= _SHOWN:
+        for name in names:
+            words += ["--include", name]
+    if directory is not None:
+        words += ["--local-dir", directory]
+    return Fix(why=why or f"Fetches {listed}", command=shlex.join(words))
+
+
+# -------------------------------------------------------------------------------------------------- weight files
+
+_SHARD_CODES: dict[str, tuple[str, str, str]] = {
+    "lfs-pointer": (
+        "weights-lfs-pointer",
+        "a Git LFS pointer instead of weights",
+        "The repository was cloned without its large files; the engine says HeaderTooLarge",
+    ),
+    "truncated": (
+        "weights-truncated",
+        "cut short or damaged",
+        "The download or copy ended early; the engine says MetadataIncompleteBuffer",
+    ),
+    "header-invalid": (
+        "header-invalid",
+        "without a readable safetensors header",
+        "The file is not what its name says; the engine says HeaderTooLarge or InvalidHeaderDeserialization",
+    ),
+}
+
+
+def bad_shards(status: str, files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+    """Weight files with ``status`` ``lfs-pointer``, ``truncated`` or ``header-invalid``."""
+    code, what, cause = _SHARD_CODES[status]
+    names = [item.name for item in files]
+    fixes = [download_fix(repository, names, directory)]
+    if status == "lfs-pointer":
+        where = f" -C {shlex.quote(directory)}" if directory else ""
+        fixes.insert(0, Fix(why="Fetches the large files of a clone", command=f"git{where} lfs pull"))
+    else:
+        fixes = [_removed_first(fix, names, directory) for fix in fixes]
+    return Finding(
+        code=code,
+        severity="error",
+        title=f"{names[0] if len(names) == 1 else _count(len(names), 'weight file')}: {what}",
+        cause=cause,
+        evidence=_files(files),
+        fixes=tuple(fixes),
+    )
+
+
+def _removed_first(fix: Fix, names: Sequence[str], directory: str | None) -> Fix:
+    if fix.command is None or directory is None or len(names) > _SHOWN:
+        return fix
+    paths = shlex.join(f"{directory.rstrip('/')}/{name}" for name in names)
+    return Fix(why=f"Removes the damaged copy first. {fix.why}", command=f"rm {paths} && {fix.command}")
+
+
+def missing_shards(
+    missing: Mapping[str, int | None],
+    said_by: str,
+    missing_bytes: int | None,
+    repository: str | None,
+    directory: str | None,
+) -> Finding:
+    """Files that the index (or the numbering) names and that are not there; values: tensors in each, if known."""
+    size = f"; {missing_bytes} bytes of tensors are missing" if missing_bytes and missing_bytes > 0 else ""
+    files = [
+        BadFile(name, f"named by {said_by}" + (f" for {_count(tensors, 'tensor')}" if tensors else "") + ", not there")
+        for name, tensors in missing.items()
+    ]
+    names = list(missing)
+    return Finding(
+        code="weights-missing-shard",
+        severity="error",
+        title=f"{names[0] if len(names) == 1 else _count(len(names), 'weight file')} missing{size}",
+        cause="The download did not finish, or a link of the cache points to a file that was removed",
+        evidence=_files(files),
+        fixes=(download_fix(repository, names, directory),),
+    )
+
+
+def no_weights(directory: str | None, repository: str | None) -> Finding:
+    return Finding(
+        code="weights-missing-shard",
+        severity="error",
+        title="No weight files",
+        cause="The directory holds a configuration and no *.safetensors file",
+        evidence=(Evidence(source="file", path=directory, text="no file matches *.safetensors"),),
+        fixes=(download_fix(repository, ["*.safetensors"], directory),),
+    )
+
+
+def numbering_gaps(names: Iterable[str]) -> dict[str, None]:
+    """Names that a numbered set (``…-00002-of-00005.safetensors``) lacks."""
+    present = set(names)
+    gaps: dict[str, None] = {}
+    for name in sorted(present):
+        match = SHARD_NAME.match(name)
+        if match is None or not 0 < int(match["total"]) <= 2000:
+            continue
+        start = name[: match.start("number")]
+        for number in range(1, int(match["total"]) + 1):
+            other = f"{start}{number:05d}-of-{match['total']}.safetensors"
+            if other not in present:
+                gaps[other] = None
+    return gaps
+
+
+def wrong_size(name: str, expected: int, actual: int) -> tuple[str, BadFile] | None:
+    """Header and file disagree on the length. Returns the status and the reason, ``None`` when they agree."""
+    if expected == actual:
+        return None
+    if actual < expected:
+        return "truncated", BadFile(
+            name, f"header and tensors need {expected} bytes, the file has {actual}: {expected - actual} are missing"
+        )
+    return "truncated", BadFile(
+        name, f"header and tensors need {expected} bytes, the file has {actual}: {actual - expected} too many"
+    )
+
+
+def overlapping(files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+    return Finding(
+        code="tensor-overlap",
+        severity="error",
+        title=f"Data ranges overlap, leave gaps or are no ranges in {_count(len({f.name for f in files}), 'file')}",
+        cause="The header was damaged or written by a faulty tool; the engine says InvalidOffset or TensorInvalidInfo",
+        evidence=_files(files),
+        fixes=(download_fix(repository, sorted({f.name for f in files}), directory),),
+    )
+
+
+def unreadable_tensors(files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+    return Finding(
+        code="header-invalid",
+        severity="error",
+        title=f"Header entries that describe no tensor in {_count(len({f.name for f in files}), 'file')}",
+        cause="An entry lacks a usable dtype, shape or data_offsets; the engine says InvalidHeaderDeserialization",
+        evidence=_files(files),
+        fixes=(download_fix(repository, sorted({f.name for f in files}), directory),),
+    )
+
+
+def duplicate_tensors(files: Sequence[BadFile], tensors: int, repository: str | None, directory: str | None) -> Finding:
+    return Finding(
+        code="tensor-duplicate",
+        severity="error",
+        title=f"{_count(tensors, 'tensor')} stored twice",
+        cause="The engine loads the last one silently; a stray shard of another build, or a faulty conversion",
+        evidence=_files(files),
+        fixes=(
+            download_fix(
+                repository, sorted({f.name for f in files}), directory, "Remove the stray file or fetch again"
+            ),
+        ),
+    )
+
+
+def index_mismatch(files: Sequence[BadFile], severity: Severity, title: str, cause: str, fix: Fix) -> Finding:
+    return Finding(
+        code="index-mismatch", severity=severity, title=title, cause=cause, evidence=_files(files), fixes=(fix,)
+    )
+
+
+def group_findings(groups: Iterable[TensorGroup], repository: str | None, directory: str | None) -> list[Finding]:
+    """Data types that nobody knows, and extents that are not shape x data type."""
+    unknown: list[BadFile] = []
+    wrong: list[BadFile] = []
+    for group in groups:
+        expected = expected_bytes(group.dtype, group.shape)
+        name = shorten(group.name)
+        where = f"{name} ({_count(group.count, 'tensor')})"
+        shape = list(group.shape[:8])
+        if any(side < 0 for side in group.shape):
+            wrong.append(BadFile(name, f"{where}: shape {shape} has a negative side"))
+        elif expected is None:
+            unknown.append(BadFile(name, f"{where}: data type {shorten(group.dtype)!r} is not one of the format's"))
+        elif expected != group.nbytes:
+            wrong.append(
+                BadFile(name, f"{where}: {group.nbytes} bytes, but shape {shape} of {group.dtype} is {expected}")
+            )
+    findings = []
+    if unknown:
+        findings.append(
+            Finding(
+                code="header-invalid",
+                severity="error",
+                title=f"Unknown data type in {_count(len(unknown), 'tensor pattern')}",
+                cause="The header is damaged, or newer than this program knows; the engine may refuse it",
+                evidence=tuple(Evidence(source="file", text=item.reason) for item in unknown[:_SHOWN]),
+                fixes=(download_fix(repository, ["*.safetensors"], directory),),
+                confidence="likely",
+            )
+        )
+    if wrong:
+        findings.append(
+            Finding(
+                code="tensor-overlap",
+                severity="error",
+                title=f"Extent is not shape x data type in {_count(len(wrong), 'tensor pattern')}",
+                cause="The header was damaged or written by a faulty tool; the engine says TensorInvalidInfo",
+                evidence=tuple(Evidence(source="file", text=item.reason) for item in wrong[:_SHOWN]),
+                fixes=(download_fix(repository, ["*.safetensors"], directory),),
+            )
+        )
+    return findings
+
+
+# --------------------------------------------------------------------------------------------------- small files
+
+
+def bad_json(
+    name: str,
+    reason: str,
+    size: int,
+    code: str,
+    repository: str | None,
+    directory: str | None,
+    severity: Severity = "error",
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        title=f"{name} is no JSON object",
+        cause="The file is cut short or damaged",
+        evidence=(Evidence(source="file", path=name, text=f"{size} bytes; {reason}"),),
+        fixes=(download_fix(repository, [name], directory),),
+    )
+
+
+def missing_file(
+    code: str, name: str, title: str, cause: str, severity: Severity, repository: str | None, directory: str | None
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        title=title,
+        cause=cause,
+        evidence=(Evidence(source="file", path=name, text="not there"),),
+        fixes=(download_fix(repository, [name], directory),),
+    )
+
+
+def leftovers(files: Mapping[str, int | None], repository: str | None, directory: str | None) -> Finding:
+    items = [BadFile(name, f"{size} bytes" if size is not None else "a dangling link") for name, size in files.items()]
+    total = sum(size or 0 for size in files.values())
+    fix = (
+        Fix(why="Resumes the download", command=shlex.join(["hf", "download", repository]))
+        if repository and directory is None
+        else download_fix(repository, [], directory, "Resume the download, or remove the leftovers if it is complete")
+    )
+    return Finding(
+        code="download-incomplete",
+        severity="warning",
+        title=f"{_count(len(items), 'leftover')} of an unfinished download, {total} bytes",
+        cause="A downloader leaves such files while it works or after it was stopped",
+        evidence=_files(items),
+        fixes=(fix,),
+        confidence="likely",
+    )

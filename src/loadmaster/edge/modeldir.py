@@ -1,0 +1,142 @@
+"""A model by name or path → :class:`ModelFacts`: configuration, headers, integrity. Weights are never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadmaster.core import modelconfig, parts
+from loadmaster.core.facts import Finding, ModelFacts, ModelFile, TensorGroup, TextConfig
+from loadmaster.core.integrity import LEFTOVER_SUFFIXES, leftovers, no_weights
+from loadmaster.core.quantization import quantization
+from loadmaster.edge import sidefiles
+from loadmaster.edge.integrity import WeightIndex, WeightReport, index_name, read_index, read_weights
+from loadmaster.edge.source import LocalSource, ModelSource, ReadError
+
+Progress = Callable[[int, int, str], None]
+
+
+class ModelError(Exception):
+    """Nothing can be said about the model. ``hint``: what to do about it."""
+
+    def __init__(self, message: str, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+def read_model(name_or_path: str, *, hash_files: bool = False, progress: Progress | None = None) -> ModelFacts:
+    """Everything that configuration and headers say, with what is wrong in ``findings``.
+
+    ``name_or_path``: a directory, a file in one, a name in the Hugging Face or ModelScope cache, or a hub name.
+    ``hash_files`` reads all content and compares it with the hashes that the cache carries; ``progress`` is called
+    with bytes done, bytes in all, and the file's name. Raises :class:`ModelError` when there is no model.
+    """
+    path = Path(name_or_path).expanduser()
+    if not path.is_dir():
+        raise ModelError(f"{name_or_path}: no such directory")
+    return read_source(LocalSource(path))
+
+
+def read_source(source: ModelSource) -> ModelFacts:
+    """The facts of any source. Raises :class:`ModelError` when it holds neither configuration nor weights."""
+    side = sidefiles.read_side_files(source)
+    findings = list(side.findings)
+    index_file = index_name(source.files)
+    index: WeightIndex | None = None
+    if index_file is not None:
+        try:
+            index = read_index(source, index_file)
+        except ReadError as error:
+            findings.append(sidefiles.bad_index(source, index_file, str(error)))
+    report = read_weights(source, index, index_file)
+    if side.config is None and not report.files:
+        raise ModelError(
+            f"{source.label}: neither config.json nor weights", "Give the directory that holds config.json"
+        )
+    config = side.config or {}
+    findings[:0] = report.findings
+    if not report.files:
+        findings.append(no_weights(source.path, source.repository))
+    unfinished = {name: size for name, size in source.files.items() if name.endswith(LEFTOVER_SUFFIXES)}
+    if unfinished:
+        findings.append(leftovers(unfinished, source.repository, source.path))
+    return _facts(source, config, side, report, findings)
+
+
+def _facts(
+    source: ModelSource,
+    config: Mapping[str, Any],
+    side: sidefiles.SideFiles,
+    report: WeightReport,
+    findings: list[Finding],
+) -> ModelFacts:
+    problems: list[str] = []
+    declared = quantization(config, side.hf_quant_config, problems)
+    text = modelconfig.text_config(config)
+    modules = parts.find_modules(report.groups, declared, text.num_hidden_layers)
+    summed = parts.sum_parts(modules)
+    text = _complete(text, report.groups)
+    findings += modelconfig.config_findings(config, side.preprocessor, side.video_preprocessor, problems)
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    model_type = config.get("model_type")
+    return ModelFacts(
+        name=source.label,
+        path=source.path,
+        format="safetensors" if report.headers_read else "config",
+        architecture=first if isinstance(first, str) else None,
+        model_type=model_type if isinstance(model_type, str) else None,
+        text=text,
+        vision=modelconfig.vision_config(config),
+        processor=modelconfig.processor(side.preprocessor, side.video_preprocessor, config),
+        quantization=declared,
+        quantization_by_class=parts.sum_classes(modules),
+        tensors=report.groups,
+        parts=summed,
+        parameters=sum(part.parameters for part in summed) if report.headers_read else None,
+        weight_bytes=sum(group.total_bytes for group in report.groups) if report.headers_read else None,
+        files=_files(source, report),
+        has_chat_template=side.has_chat_template,
+        auto_map=isinstance(config.get("auto_map"), dict) and bool(config["auto_map"]),
+        config=dict(config),
+        findings=tuple(findings),
+    )
+
+
+def _complete(text: TextConfig, groups: tuple[TensorGroup, ...]) -> TextConfig:
+    """What the configuration leaves open and the tensors show: tied embeddings, data type, MTP layers."""
+    if not groups:
+        return text
+    changes: dict[str, Any] = {}
+    if text.tie_word_embeddings is None:
+        changes["tie_word_embeddings"] = not any(parts.part_of(group.name) == "language.lm_head" for group in groups)
+    if text.dtype is None:
+        sizes: dict[str, int] = {}
+        for group in groups:
+            sizes[group.dtype] = sizes.get(group.dtype, 0) + group.total_bytes
+        plain = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+        known = [dtype for dtype in sizes if dtype in plain]
+        if known:
+            changes["dtype"] = plain[max(known, key=lambda dtype: sizes[dtype])]
+    if text.num_mtp_layers is None:
+        layers = [max(group.layers) + 1 for group in groups if group.layers and group.name.startswith("mtp.")]
+        if layers:
+            changes["num_mtp_layers"] = max(layers)
+    return msgspec.structs.replace(text, **changes) if changes else text
+
+
+def _files(source: ModelSource, report: WeightReport) -> tuple[ModelFile, ...]:
+    weights = {file.name: file for file in report.files}
+    files = dict(weights)
+    for name, size in source.files.items():
+        if name not in files:
+            leftover = name.endswith(LEFTOVER_SUFFIXES)
+            status = "missing" if size is None else "leftover" if leftover else "ok"
+            kind = "leftover" if leftover else sidefiles.kind_of(name)
+            files[name] = ModelFile(name=name, bytes=size or 0, kind=kind, status=status)
+    return tuple(files[name] for name in sorted(files))
