@@ -351,6 +351,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
     expert_parallel: bool = False
     max_model_len: int | None = None
+    max_model_len_auto: bool = False  # "auto" or -1: the longest that fits, up to max_model_len
+    enable_chunked_prefill: bool = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     gpu_memory_utilization: float = 0.92
