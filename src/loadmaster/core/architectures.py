@@ -80,11 +80,13 @@ def _rules(names: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], dict[str, Any
 
 
 @lru_cache(maxsize=None)
-def _leaves(method: str | None) -> dict[str, Leaf]:
+def _leaves(method: str | None, version: str) -> dict[str, Leaf]:
     leaves: dict[str, Leaf] = {}
     for entry in load_toml(_TABLE)["leaves"]:
         methods = entry.get("methods")
         if entry["name"] in leaves or (methods is not None and method not in methods):
+            continue
+        if "until" in entry and at_least(version, entry["until"]):
             continue
         leaves[entry["name"]] = Leaf(entry["kind"], entry["axes"], entry.get("dtype", "stored"), entry.get("keep", "always"))
     return leaves
@@ -94,9 +96,9 @@ _BARE = Leaf("data", "oi", "model")
 _FUSED_MODULE = re.compile(r"^(.*\.experts\.(?:gate_up_proj|down_proj|gate_proj|up_proj|w13|w2))(_\w+)?$")
 
 
-def split_name(name: str, method: str | None) -> tuple[str, Leaf]:
+def split_name(name: str, method: str | None, version: str) -> tuple[str, Leaf]:
     """``(module path, leaf)`` of a tensor name with ``{l}`` and ``{e}`` in place of numbers."""
-    leaves = _leaves(method)
+    leaves = _leaves(method, version)
     fused = _FUSED_MODULE.match(name)
     if fused is not None:
         suffix = fused.group(2)
@@ -118,7 +120,7 @@ def split_name(name: str, method: str | None) -> tuple[str, Leaf]:
 def place(family_name: str, architecture: str | None, name: str, method: str | None, version: str) -> Placement:
     """The placement of the tensor ``name``. ``method``: quantisation in force; ``version``: rules in use."""
     family = family_of(architecture)
-    module, leaf = split_name(name, method)
+    module, leaf = split_name(name, method, version)
     fused = ".experts.{e}" not in module
     vision = family.vision is not None and family.vision.search(name) is not None
     mtp = not vision and family.mtp is not None and family.mtp.search(name) is not None

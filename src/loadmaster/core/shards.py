@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from loadmaster.core.architectures import Family, Placement, family_of, online_bytes_per_parameter, place
 from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Amount, Basis, ModelFacts, RankWeights, Settings, TensorGroup
+from loadmaster.core.loadblocks import SPLIT_LIMIT, allocated_bytes
 from loadmaster.core.pipeline import layer_ranges
 from loadmaster.core.ropecache import rope_cache_bytes
 from loadmaster.core.tensorlayout import FLOAT_BYTES, MODEL_DTYPE_BYTES, Sharding, tensor_bytes, up
@@ -38,7 +39,15 @@ class _Sums(Struct):
     low: dict[str, float]
     high: dict[str, float]
     decoder: float = 0.0  # of the decoder layers, which CPU offload can move
-    transient: dict[tuple[str, int | None], float] = {}
+    parameters: dict[tuple[str, str, str], _Parameter] = {}
+
+
+class _Parameter(Struct):
+    """One parameter of the loaded model, merged from its stored tensors: ``bytes`` in each of ``layers`` layers."""
+
+    bytes: float = 0.0
+    layers: int = 0
+    repacked_from: float = 0.0  # bytes before repacking or quantising while loading; 0 when it is kept as loaded
 
 
 def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, ...]:
@@ -160,7 +169,7 @@ class _Plan:
         )
 
     def stage_sums(self, stage: _Stage, sharding: Sharding) -> _Sums:
-        sums = _Sums(defaultdict(float), defaultdict(float), defaultdict(float), transient=defaultdict(float))
+        sums = _Sums(defaultdict(float), defaultdict(float), defaultdict(float), parameters=defaultdict(_Parameter))
         tower_whole = self.settings.mm_encoder_tp_mode == "data" and self.family.get("encoder_data", False)
         for group, placement in self.groups:
             in_decoder, in_head = self._counts(group, placement, stage)
@@ -184,7 +193,7 @@ class _Plan:
                     self._add(sums, group, here, sharding, size * count, component, part)
             if group.layers is not None and placement.component == _LANGUAGE:
                 sums.decoder += size * in_decoder
-            self._add_transient(sums, group, here, size)
+            self._add_parameter(sums, group, here, size, in_decoder + in_head)
         self._add_derived(sums, stage, sharding)
         return sums
 
@@ -238,18 +247,20 @@ class _Plan:
         sums.low[component] += min(size, whole / ranks)
         sums.high[component] += size if placement.split in ("experts", "vocabulary") else max(size, whole)
 
-    def _add_transient(self, sums: _Sums, group: TensorGroup, placement: Placement, size: float) -> None:
-        """Quantised layers are repacked one by one; the merged tensor of a layer exists twice meanwhile."""
+    def _add_parameter(self, sums: _Sums, group: TensorGroup, placement: Placement, size: float, count: int) -> None:
+        """Stored tensors that the engine keeps as one parameter (q, k and v; gate and up; all experts of a layer)."""
+        key = (placement.component, _merged_module(placement.module), placement.leaf.kind)
+        layers = len(group.layers) if group.layers else 1
+        per_layer = group.count / layers
+        parameter = sums.parameters[key]
+        parameter.bytes += size * per_layer
+        parameter.layers = max(parameter.layers, round(count / per_layer))
         if placement.leaf.kind != "data" or not placement.linear:
             return
-        repacked = group.dtype not in FLOAT_BYTES or self.online is not None
-        if not repacked:
-            return
-        if self.online is not None and group.dtype in FLOAT_BYTES:
-            size = size * self.model_bytes / self.online
-        per_layer = group.count / max(len(group.layers or {0: 1}), 1)
-        merged = _merged_module(placement.module)
-        sums.transient[merged, None] = max(sums.transient[merged, None], 0.0) + size * per_layer
+        if group.dtype not in FLOAT_BYTES:
+            parameter.repacked_from += size * per_layer
+        elif self.online is not None:
+            parameter.repacked_from += size * per_layer * self.model_bytes / self.online
 
     def _add_derived(self, sums: _Sums, stage: _Stage, sharding: Sharding) -> None:
         """What is on the card beside the checkpoint's own tensors: an untied head that the files lack, rope
@@ -308,12 +319,31 @@ def _out_in(group: TensorGroup, placement: Placement) -> tuple[int, int]:
     return first, second * packed
 
 
-_MERGED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up", "w1": "gate_up", "w3": "gate_up"}
+_MERGED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up"),
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
+    **dict.fromkeys(("in_proj_a", "in_proj_b"), "in_proj_ba"),
+    **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a"),
+}
 
 
 def _merged_module(module: str) -> str:
     parent, _, last = module.rpartition(".")
     return f"{parent}.{_MERGED.get(last, last)}"
+
+
+def _allocator_rounding(sums: _Sums, plan: _Plan) -> int:
+    """Bytes of the allocator's blocks beyond the parameters in them. Modules are built tower first, then the
+    embedding, the layers one by one, and the head."""
+    order = {_VISION: 0, _LANGUAGE: 1, _OTHER: 2}
+    sizes: list[int] = []
+    for component in sorted(order, key=order.__getitem__):
+        own = [parameter for key, parameter in sums.parameters.items() if key[0] == component and parameter.layers]
+        for layer in range(max((parameter.layers for parameter in own), default=0)):
+            sizes += [math.ceil(parameter.bytes) for parameter in own if layer < parameter.layers]
+    limit = SPLIT_LIMIT if at_least(plan.settings.version, "0.21") else None
+    return allocated_bytes(sizes, limit) - sum(sizes)
 
 
 def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...], pipeline_rank: int) -> RankWeights:
@@ -322,6 +352,10 @@ def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...]
     for (component, part), size in sums.parts.items():
         totals[component] += size
         detail[part] = detail.get(part, 0) + math.ceil(size)
+    rounding = _allocator_rounding(sums, plan)
+    if rounding:
+        totals[_OTHER] += rounding
+        detail["allocator rounding"] = rounding
     offloaded = min(float(plan.settings.cpu_offload_bytes), sums.decoder)
     if offloaded:
         totals[_LANGUAGE] -= offloaded
@@ -349,6 +383,6 @@ def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...]
         pipeline_rank=pipeline_rank,
         components=components,
         detail={part: size for part, size in detail.items() if size},
-        largest_transient=math.ceil(max(sums.transient.values(), default=0)),
+        largest_transient=math.ceil(max((p.repacked_from for p in sums.parameters.values()), default=0)),
         notes=notes,
     )
