@@ -1,0 +1,256 @@
+"""The memory of one rank: what it holds beside the cache, and what is left for the cache.
+
+The budget is vLLM's own arithmetic (v1/worker/gpu_worker.py: determine_available_memory), by version. The card
+holds more than the budget: the context beside it, and what the allocator reserves beyond the profile's peak.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct, structs
+
+from loadmaster.core import graphs
+from loadmaster.core.activations import Load, Replay, encoded_at_once, language_of, matrix_workspace, replay
+from loadmaster.core.architectures import family_of
+from loadmaster.core.calibration import constant
+from loadmaster.core.enginerules import EngineRules
+from loadmaster.core.facts import Amount, CacheLayout, GpuFacts, ImagePlan, ModelFacts, RankWeights, Settings
+from loadmaster.core.pictures import PictureRules, profile_of
+from loadmaster.core.pipeline import layer_ranges
+from loadmaster.core.tower import tower_of
+
+_DEFAULT_MULTIPROCESSORS = 128
+_CONSUMER_BELOW = 48 << 30
+_DATACENTER = ((7, 0), (8, 0), (9, 0), (10, 0), (10, 3))
+_WIDTHS = {"float32": 4}
+
+
+class RankMemory(Struct, frozen=True, kw_only=True):
+    """One rank on one card. Amounts are bytes; ``left`` is what the budget leaves for the cache."""
+
+    gpu: GpuFacts
+    pipeline_rank: int
+    tensor_rank: int
+    data_rank: int
+    context: Amount
+    other_processes: int
+    weights: dict[str, Amount]
+    largest_transient: int
+    slack: Amount
+    growth: Amount
+    persistent: Amount
+    sampler: Amount | None
+    vision: Amount | None
+    language: Amount
+    graphs: Amount | None
+    estimate: Amount
+    profile: Amount
+    profile_phase: str  # "vision", "language" or "sampler": which decides the profile's peak
+    profile_reserved: int
+    trial_pool: int
+    requested: int
+    left: Amount
+    left_when_full: int  # for the cache when everything else is at its high
+    left_when_light: int
+    vision_live: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(amount.bytes for amount in self.weights.values())
+
+
+def rank_memory(
+    model: ModelFacts,
+    settings: Settings,
+    rules: EngineRules,
+    layout: CacheLayout | None,
+    weights: RankWeights,
+    gpu: GpuFacts,
+    pictures: PictureRules | None,
+    images: ImagePlan | None,
+    data_rank: int = 0,
+) -> RankMemory:
+    """All that one rank holds on its card, for these settings."""
+    group = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
+    datacenter = is_datacenter(gpu)
+    kind = "datacenter" if datacenter else "consumer"
+    context = constant(f"context_{'group' if group else 'single'}_{kind}").amount()
+    others = 0 if gpu.free_bytes is None else max(0, gpu.total_bytes - gpu.free_bytes)
+    load = _load(model, settings, rules, weights, gpu, pictures, images)
+    found = replay(load)
+    layers = _layers(model, settings, weights.pipeline_rank)
+    taken = graphs.taken(settings, layers)
+    estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types)
+    slack = constant("load_slack").amount()
+    growth = constant("growth_kernels").amount()
+    if group:
+        growth = _add(growth, constant(f"growth_group_{kind}").amount(), "kernels, handles and communication buffers")
+    if taken is not None and rules.graph_profiler and settings.kv_cache_memory_bytes is None:
+        growth = _add(growth, constant("growth_graph_trial").amount(), growth.note)
+    if rules.note is not None:
+        slack = _add(slack, constant("unknown_rules").amount(), slack.note)
+    profile, phase = _profile(found, load)
+    requested = math.ceil(gpu.total_bytes * settings.gpu_memory_utilization)
+    left, full, light = _left(settings, rules, requested, weights, slack, growth, profile, estimate)
+    persistent = Amount.exact(found.persistent, note="workspaces of matrix and expert kernels, sampling buffer")
+    stranded = found.stranded
+    if stranded:
+        slack = Amount(slack.bytes + stranded, slack.low, slack.high + stranded, slack.basis, slack.note)
+    return RankMemory(
+        gpu=gpu,
+        pipeline_rank=weights.pipeline_rank,
+        tensor_rank=weights.tensor_rank,
+        data_rank=data_rank,
+        context=context,
+        other_processes=others,
+        weights=weights.components,
+        largest_transient=weights.largest_transient,
+        slack=slack,
+        growth=growth,
+        persistent=persistent,
+        sampler=_sampler(found) if load.samples else None,
+        vision=_vision(found, load),
+        language=_scaled(found.language_growth, load.language.known, "a batch of the longest prompt"),
+        graphs=taken,
+        estimate=estimate,
+        profile=profile,
+        profile_phase=phase,
+        profile_reserved=found.profile_reserved,
+        trial_pool=graphs.trial_pool(settings, rules, layout) if layout is not None else 0,
+        requested=requested,
+        left=left,
+        left_when_full=full,
+        left_when_light=light,
+        vision_live=found.vision_live,
+    )
+
+
+def is_datacenter(gpu: GpuFacts) -> bool:
+    """Whether the card counts as a data-centre card; one of unknown kind does from 48 GiB on."""
+    if gpu.compute_capability is not None:
+        return gpu.compute_capability in _DATACENTER
+    return gpu.total_bytes >= _CONSUMER_BELOW
+
+
+def _load(
+    model: ModelFacts,
+    settings: Settings,
+    rules: EngineRules,
+    weights: RankWeights,
+    gpu: GpuFacts,
+    pictures: PictureRules | None,
+    images: ImagePlan | None,
+) -> Load:
+    width = _WIDTHS.get(settings.dtype, 2)
+    split = settings.tensor_parallel_size
+    language = language_of(model.text, split, width, settings.expert_parallel)
+    if not family_of(model.architecture).exact:
+        language = structs.replace(language, known=False)
+    data_mode = settings.mm_encoder_tp_mode == "data"
+    first = weights.pipeline_rank == 0
+    tower = None
+    if first and model.vision is not None and not settings.language_model_only:
+        tower = tower_of(model.vision, split, data_mode, width)
+    profiled = serving = 0
+    if tower is not None and pictures is not None:
+        profile = profile_of(pictures, settings)
+        if profile is not None:
+            items = profile.items
+            if data_mode:  # whole pictures are dealt out to the ranks
+                items = items // split + (weights.tensor_rank < items % split)
+            if not settings.skip_mm_profiling:
+                profiled = pictures.patches(profile.tokens * items)
+        if images is not None and images.largest_tokens:
+            budget = profile.budget if profile is not None else images.largest_tokens
+            serving = pictures.patches(encoded_at_once(settings, images.largest_tokens, budget))
+    return Load(
+        language=language,
+        tower=tower,
+        profile_patches=profiled,
+        serving_patches=serving,
+        tokens=settings.max_num_batched_tokens,
+        rows=min(settings.max_num_seqs, settings.max_num_batched_tokens),
+        matrix_workspace=matrix_workspace(gpu.compute_capability, gpu.total_bytes >= _CONSUMER_BELOW),
+        multiprocessors=gpu.sm_count or _DEFAULT_MULTIPROCESSORS,
+        samples=weights.pipeline_rank == settings.pipeline_parallel_size - 1,
+        limited_profile=rules.split_limited_while_profiling,
+        context=settings.max_model_len or 0,
+    )
+
+
+def _profile(found: Replay, load: Load) -> tuple[Amount, str]:
+    """The peak that the engine measures, and the phase of the profile that it comes from."""
+    phases = {"vision": found.vision_peak, "language": found.language_peak, "sampler": found.sampler_peak}
+    phase = max(phases, key=lambda name: phases[name])
+    known = load.language.known and (phase != "vision" or load.tower is None or load.tower.known)
+    return _scaled(found.profile_peak, known, f"highest in the profile, while the {phase} runs"), phase
+
+
+def _scaled(size: int, known: bool, note: str) -> Amount:
+    if known:
+        # What is alive at once is counted tensor by tensor; temporary buffers of kernels are within these bounds.
+        return Amount(size, int(size * 0.95), int(size * 1.08), "computed", note)
+    wide = constant("unknown_language")
+    return Amount(size, int(size * wide.low), int(size * wide.high), "assumed", note)
+
+
+def _sampler(found: Replay) -> Amount:
+    size = found.sampler
+    return Amount(size, int(size * 0.85), int(size * 1.15), "computed", "left reserved by the warm-up of the sampler")
+
+
+def _vision(found: Replay, load: Load) -> Amount | None:
+    """What the allocator reserves for the largest pictures beyond the idle state.
+
+    Expected: after a picture of a quarter of the area, whose segments are too small to be used again. Low: the
+    largest comes first. High: a third more of such leavings.
+    """
+    if load.tower is None or not load.serving_patches:
+        return None
+    alone, size = found.vision_growth_alone, found.vision_growth
+    leavings = max(0, size - alone)
+    note = "reserved for the largest picture beyond what is free in the allocator"
+    if load.tower.known:
+        return Amount(size, min(alone, size), size + leavings // 3, "computed", note)
+    wide = constant("unknown_tower")
+    return Amount(size, int(min(alone, size) * wide.low), int((size + leavings) * wide.high), "assumed", note)
+
+
+def _left(
+    settings: Settings,
+    rules: EngineRules,
+    requested: int,
+    weights: RankWeights,
+    slack: Amount,
+    growth: Amount,
+    profile: Amount,
+    estimate: Amount,
+) -> tuple[Amount, int, int]:
+    """What the budget leaves for the cache; and the same when all else is at its high, or at its low."""
+    if settings.kv_cache_memory_bytes is not None:
+        given = settings.kv_cache_memory_bytes
+        return Amount.exact(given, note="--kv-cache-memory-bytes"), given, given
+    parts = [*weights.components.values(), growth, profile]
+    if rules.budget == "consumed":
+        parts.append(slack)
+    used, low, high = (sum(getattr(part, side) for part in parts) for side in ("bytes", "low", "high"))
+    left = Amount(
+        requested - used - estimate.bytes,
+        requested - high - estimate.high,
+        requested - low - estimate.low,
+        "computed",
+        "budget less weights, profile and growth",
+    )
+    return left, requested - high - estimate.low, requested - low - estimate.high
+
+
+def _layers(model: ModelFacts, settings: Settings, pipeline_rank: int) -> int:
+    layers = model.text.num_hidden_layers or len(model.text.layer_types) or 32
+    ranges = layer_ranges(layers, settings.pipeline_parallel_size, settings.pipeline_layer_partition)
+    return len(ranges[pipeline_rank])
+
+
+def _add(first: Amount, second: Amount, note: str | None) -> Amount:
+    basis = "assumed" if "assumed" in (first.basis, second.basis) else first.basis
+    return Amount(first.bytes + second.bytes, first.low + second.low, first.high + second.high, basis, note)
