@@ -188,7 +188,8 @@ class Quantization(Struct, frozen=True, kw_only=True):
     """What ``quantization_config`` declares, and what the tensors themselves show."""
 
     method: str | None = None  # "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "mxfp4", "bitsandbytes", ...
-    format: str | None = None  # compressed-tensors: "pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"
+    # compressed-tensors: "pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"
+    format: str | None = None
     bits: int | None = None
     group_size: int | None = None  # None: per tensor or channel
     symmetric: bool | None = None
@@ -224,8 +225,11 @@ class ModelFile(Struct, frozen=True, kw_only=True):
     name: str
     bytes: int
     kind: str  # "weights", "index", "config", "tokenizer", "processor", "template", "code", "leftover", "other"
-    status: str = "ok"  # "ok", "missing", "truncated", "lfs-pointer", "header-invalid", "leftover", "not-indexed"
+    # "ok", "missing", "truncated", "lfs-pointer", "header-invalid", "leftover", "not-indexed", "hash-mismatch"
+    status: str = "ok"
     tensors: int | None = None
+    # the content was hashed and is (not) what the cache says; None: not hashed, or no hash is known
+    content_verified: bool | None = None
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

@@ -29,6 +29,15 @@ LEFTOVER_SUFFIXES = (
 SHARD_NAME = re.compile(r"^(?P<stem>.*?)-?(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors$")
 
 
+class Origin(Struct, frozen=True):
+    """Where a model lies and where it came from, for commands that mend it."""
+
+    directory: str | None = None
+    repository: str | None = None  # "org/name"
+    hub: str = "huggingface"  # or "modelscope"
+    in_cache: bool = False  # the directory is managed by the hub's client
+
+
 class BadFile(Struct, frozen=True):
     """A file with what is wrong with it, in words."""
 
@@ -47,19 +56,23 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def download_fix(repository: str | None, names: Sequence[str], directory: str | None, why: str | None = None) -> Fix:
-    """Fetches ``names`` again: a command when the repository is known, else the names."""
+def download_fix(origin: Origin, names: Sequence[str], why: str | None = None, *, again: bool = False) -> Fix:
+    """Fetches ``names``: a command when the repository is known, else the names. ``again``: over a damaged copy."""
     shown = list(names[:_SHOWN])
     listed = ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
-    if repository is None:
-        return Fix(why=why or f"Fetch again from where the model came from: {listed}")
-    words = ["hf", "download", repository]
-    if len(names) <= _SHOWN:
-        for name in names:
+    if origin.repository is None:
+        return Fix(why=why or (f"Fetch again from where the model came from: {listed}" if listed else "Fetch again"))
+    few = list(names) if len(names) <= _SHOWN else []
+    if origin.hub == "modelscope":
+        words = ["modelscope", "download", "--model", origin.repository, *few]
+        target = ["--local_dir", origin.directory] if origin.directory else []
+    else:
+        words = ["hf", "download", origin.repository]
+        for name in few:
             words += ["--include", name]
-    if directory is not None:
-        words += ["--local-dir", directory]
-    return Fix(why=why or f"Fetches {listed}", command=shlex.join(words))
+        words += ["--force-download"] if again else []
+        target = ["--local-dir", origin.directory] if origin.directory and not origin.in_cache else []
+    return Fix(why=why or f"Fetches {listed or 'what is missing'}", command=shlex.join(words + target))
 
 
 # -------------------------------------------------------------------------------------------------- weight files
@@ -83,16 +96,14 @@ _SHARD_CODES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def bad_shards(status: str, files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+def bad_shards(status: str, files: Sequence[BadFile], origin: Origin) -> Finding:
     """Weight files with ``status`` ``lfs-pointer``, ``truncated`` or ``header-invalid``."""
     code, what, cause = _SHARD_CODES[status]
     names = [item.name for item in files]
-    fixes = [download_fix(repository, names, directory)]
+    fixes = [download_fix(origin, names, again=True)]
     if status == "lfs-pointer":
-        where = f" -C {shlex.quote(directory)}" if directory else ""
+        where = f" -C {shlex.quote(origin.directory)}" if origin.directory else ""
         fixes.insert(0, Fix(why="Fetches the large files of a clone", command=f"git{where} lfs pull"))
-    else:
-        fixes = [_removed_first(fix, names, directory) for fix in fixes]
     return Finding(
         code=code,
         severity="error",
@@ -103,19 +114,11 @@ def bad_shards(status: str, files: Sequence[BadFile], repository: str | None, di
     )
 
 
-def _removed_first(fix: Fix, names: Sequence[str], directory: str | None) -> Fix:
-    if fix.command is None or directory is None or len(names) > _SHOWN:
-        return fix
-    paths = shlex.join(f"{directory.rstrip('/')}/{name}" for name in names)
-    return Fix(why=f"Removes the damaged copy first. {fix.why}", command=f"rm {paths} && {fix.command}")
-
-
 def missing_shards(
     missing: Mapping[str, int | None],
     said_by: str,
     missing_bytes: int | None,
-    repository: str | None,
-    directory: str | None,
+    origin: Origin,
 ) -> Finding:
     """Files that the index (or the numbering) names and that are not there; values: tensors in each, if known."""
     size = f"; {missing_bytes} bytes of tensors are missing" if missing_bytes and missing_bytes > 0 else ""
@@ -130,18 +133,18 @@ def missing_shards(
         title=f"{names[0] if len(names) == 1 else _count(len(names), 'weight file')} missing{size}",
         cause="The download did not finish, or a link of the cache points to a file that was removed",
         evidence=_files(files),
-        fixes=(download_fix(repository, names, directory),),
+        fixes=(download_fix(origin, names),),
     )
 
 
-def no_weights(directory: str | None, repository: str | None) -> Finding:
+def no_weights(origin: Origin) -> Finding:
     return Finding(
         code="weights-missing-shard",
         severity="error",
         title="No weight files",
         cause="The directory holds a configuration and no *.safetensors file",
-        evidence=(Evidence(source="file", path=directory, text="no file matches *.safetensors"),),
-        fixes=(download_fix(repository, ["*.safetensors"], directory),),
+        evidence=(Evidence(source="file", path=origin.directory, text="no file matches *.safetensors"),),
+        fixes=(download_fix(origin, ["*.safetensors"]),),
     )
 
 
@@ -174,40 +177,36 @@ def wrong_size(name: str, expected: int, actual: int) -> tuple[str, BadFile] | N
     )
 
 
-def overlapping(files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+def overlapping(files: Sequence[BadFile], origin: Origin) -> Finding:
     return Finding(
         code="tensor-overlap",
         severity="error",
         title=f"Data ranges overlap, leave gaps or are no ranges in {_count(len({f.name for f in files}), 'file')}",
         cause="The header was damaged or written by a faulty tool; the engine says InvalidOffset or TensorInvalidInfo",
         evidence=_files(files),
-        fixes=(download_fix(repository, sorted({f.name for f in files}), directory),),
+        fixes=(download_fix(origin, sorted({f.name for f in files})),),
     )
 
 
-def unreadable_tensors(files: Sequence[BadFile], repository: str | None, directory: str | None) -> Finding:
+def unreadable_tensors(files: Sequence[BadFile], origin: Origin) -> Finding:
     return Finding(
         code="header-invalid",
         severity="error",
         title=f"Header entries that describe no tensor in {_count(len({f.name for f in files}), 'file')}",
         cause="An entry lacks a usable dtype, shape or data_offsets; the engine says InvalidHeaderDeserialization",
         evidence=_files(files),
-        fixes=(download_fix(repository, sorted({f.name for f in files}), directory),),
+        fixes=(download_fix(origin, sorted({f.name for f in files})),),
     )
 
 
-def duplicate_tensors(files: Sequence[BadFile], tensors: int, repository: str | None, directory: str | None) -> Finding:
+def duplicate_tensors(files: Sequence[BadFile], tensors: int, origin: Origin) -> Finding:
     return Finding(
         code="tensor-duplicate",
         severity="error",
         title=f"{_count(tensors, 'tensor')} stored twice",
         cause="The engine loads the last one silently; a stray shard of another build, or a faulty conversion",
         evidence=_files(files),
-        fixes=(
-            download_fix(
-                repository, sorted({f.name for f in files}), directory, "Remove the stray file or fetch again"
-            ),
-        ),
+        fixes=(download_fix(origin, sorted({f.name for f in files}), "Remove the stray file or fetch again"),),
     )
 
 
@@ -217,7 +216,7 @@ def index_mismatch(files: Sequence[BadFile], severity: Severity, title: str, cau
     )
 
 
-def group_findings(groups: Iterable[TensorGroup], repository: str | None, directory: str | None) -> list[Finding]:
+def group_findings(groups: Iterable[TensorGroup], origin: Origin) -> list[Finding]:
     """Data types that nobody knows, and extents that are not shape x data type."""
     unknown: list[BadFile] = []
     wrong: list[BadFile] = []
@@ -243,7 +242,7 @@ def group_findings(groups: Iterable[TensorGroup], repository: str | None, direct
                 title=f"Unknown data type in {_count(len(unknown), 'tensor pattern')}",
                 cause="The header is damaged, or newer than this program knows; the engine may refuse it",
                 evidence=tuple(Evidence(source="file", text=item.reason) for item in unknown[:_SHOWN]),
-                fixes=(download_fix(repository, ["*.safetensors"], directory),),
+                fixes=(download_fix(origin, ["*.safetensors"]),),
                 confidence="likely",
             )
         )
@@ -255,7 +254,7 @@ def group_findings(groups: Iterable[TensorGroup], repository: str | None, direct
                 title=f"Extent is not shape x data type in {_count(len(wrong), 'tensor pattern')}",
                 cause="The header was damaged or written by a faulty tool; the engine says TensorInvalidInfo",
                 evidence=tuple(Evidence(source="file", text=item.reason) for item in wrong[:_SHOWN]),
-                fixes=(download_fix(repository, ["*.safetensors"], directory),),
+                fixes=(download_fix(origin, ["*.safetensors"]),),
             )
         )
     return findings
@@ -269,8 +268,7 @@ def bad_json(
     reason: str,
     size: int,
     code: str,
-    repository: str | None,
-    directory: str | None,
+    origin: Origin,
     severity: Severity = "error",
 ) -> Finding:
     return Finding(
@@ -279,31 +277,25 @@ def bad_json(
         title=f"{name} is no JSON object",
         cause="The file is cut short or damaged",
         evidence=(Evidence(source="file", path=name, text=f"{size} bytes; {reason}"),),
-        fixes=(download_fix(repository, [name], directory),),
+        fixes=(download_fix(origin, [name]),),
     )
 
 
-def missing_file(
-    code: str, name: str, title: str, cause: str, severity: Severity, repository: str | None, directory: str | None
-) -> Finding:
+def missing_file(code: str, name: str, title: str, cause: str, severity: Severity, origin: Origin) -> Finding:
     return Finding(
         code=code,
         severity=severity,
         title=title,
         cause=cause,
         evidence=(Evidence(source="file", path=name, text="not there"),),
-        fixes=(download_fix(repository, [name], directory),),
+        fixes=(download_fix(origin, [name]),),
     )
 
 
-def leftovers(files: Mapping[str, int | None], repository: str | None, directory: str | None) -> Finding:
+def leftovers(files: Mapping[str, int | None], origin: Origin) -> Finding:
     items = [BadFile(name, f"{size} bytes" if size is not None else "a dangling link") for name, size in files.items()]
     total = sum(size or 0 for size in files.values())
-    fix = (
-        Fix(why="Resumes the download", command=shlex.join(["hf", "download", repository]))
-        if repository and directory is None
-        else download_fix(repository, [], directory, "Resume the download, or remove the leftovers if it is complete")
-    )
+    fix = download_fix(origin, [], "Resume the download, or remove the leftovers if it is complete")
     return Finding(
         code="download-incomplete",
         severity="warning",

@@ -158,22 +158,22 @@ class _Reader:
     # ------------------------------------------------------------------------------------------ what it comes to
 
     def findings(self, unindexed: Sequence[str], absent: Mapping[str, int | None], said_by: str) -> list[Finding]:
-        repository, directory = self.source.repository, self.source.path
+        origin = self.source.origin
         found: list[Finding] = []
         if absent:
             total = self.index.total_size if self.index is not None else None
             missing_bytes = total - self.data_bytes if total is not None and not self.bad else None
-            found.append(say.missing_shards(absent, said_by, missing_bytes, repository, directory))
+            found.append(say.missing_shards(absent, said_by, missing_bytes, origin))
         for status in ("lfs-pointer", "truncated", "header-invalid"):
             if status in self.bad:
-                found.append(say.bad_shards(status, self.bad[status], repository, directory))
+                found.append(say.bad_shards(status, self.bad[status], origin))
         if self.overlaps:
-            found.append(say.overlapping(self.overlaps, repository, directory))
+            found.append(say.overlapping(self.overlaps, origin))
         if self.unreadable:
-            found.append(say.unreadable_tensors(self.unreadable, repository, directory))
+            found.append(say.unreadable_tensors(self.unreadable, origin))
         found += self._index_findings(absent)
         if self.repeated:
-            found.append(say.duplicate_tensors(self.repeated, self.repeated_count, repository, directory))
+            found.append(say.duplicate_tensors(self.repeated, self.repeated_count, origin))
         if unindexed:
             found.append(
                 say.index_mismatch(
@@ -212,7 +212,7 @@ class _Reader:
                     moved.update(away)
                     elsewhere.append(BadFile(name, _some(f"the index says {other}:", away)))
         lacking = self._lacking(absent, moved) if self.matched < len(weight_map) else []
-        fix = say.download_fix(self.source.repository, [self.index_file], self.source.path)
+        fix = say.download_fix(self.source.origin, [self.index_file])
         found = []
         if lacking:
             found.append(
@@ -221,7 +221,7 @@ class _Reader:
                     "error",
                     f"Tensors that the index names are in no file: {sum(_leading_number(f) for f in lacking)}",
                     "Index and shards are of different builds, or a shard was written in part",
-                    say.download_fix(self.source.repository, [f.name for f in lacking], self.source.path),
+                    say.download_fix(self.source.origin, [f.name for f in lacking]),
                 )
             )
         if elsewhere:
@@ -299,7 +299,7 @@ def read_weights(source: ModelSource, index: WeightIndex | None, index_file: str
     reader.read_all(names)
     groups = reader.groups.groups()
     findings = reader.findings(unindexed, absent, said_by)
-    findings += say.group_findings(groups, source.repository, source.path)
+    findings += say.group_findings(groups, source.origin)
     files = [reader.files[name] for name in names if name in reader.files]
     files += [ModelFile(name=name, bytes=0, kind="weights", status="missing") for name in absent]
     files += [

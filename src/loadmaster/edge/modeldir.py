@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,10 @@ from loadmaster.core.facts import Finding, ModelFacts, ModelFile, TensorGroup, T
 from loadmaster.core.integrity import LEFTOVER_SUFFIXES, leftovers, no_weights
 from loadmaster.core.quantization import quantization
 from loadmaster.edge import sidefiles
+from loadmaster.edge.hashes import Progress, verify_content
 from loadmaster.edge.integrity import WeightIndex, WeightReport, index_name, read_index, read_weights
-from loadmaster.edge.source import LocalSource, ModelSource, ReadError
-
-Progress = Callable[[int, int, str], None]
-
-
-class ModelError(Exception):
-    """Nothing can be said about the model. ``hint``: what to do about it."""
-
-    def __init__(self, message: str, hint: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.code = code
+from loadmaster.edge.resolve import resolve
+from loadmaster.edge.source import LocalSource, ModelError, ModelSource, ReadError
 
 
 def read_model(name_or_path: str, *, hash_files: bool = False, progress: Progress | None = None) -> ModelFacts:
@@ -36,10 +26,23 @@ def read_model(name_or_path: str, *, hash_files: bool = False, progress: Progres
     ``hash_files`` reads all content and compares it with the hashes that the cache carries; ``progress`` is called
     with bytes done, bytes in all, and the file's name. Raises :class:`ModelError` when there is no model.
     """
-    path = Path(name_or_path).expanduser()
-    if not path.is_dir():
-        raise ModelError(f"{name_or_path}: no such directory")
-    return read_source(LocalSource(path))
+    source = resolve(name_or_path)
+    if isinstance(source, Path):
+        return _read_gguf(source)
+    facts = read_source(source)
+    if not hash_files:
+        return facts
+    if not isinstance(source, LocalSource):
+        raise ModelError(f"{name_or_path} is not on this machine, so there is no content to hash", "Download it first")
+    return verify_content(facts, source, progress)
+
+
+def _read_gguf(path: Path) -> ModelFacts:
+    """A GGUF file with the projector that lies beside it, if exactly one does."""
+    from loadmaster.edge.gguf import read_gguf
+
+    projectors = [file for file in path.parent.glob("*.gguf") if "mmproj" in file.name.lower() and file != path]
+    return read_gguf(path, projectors[0] if len(projectors) == 1 else None)
 
 
 def read_source(source: ModelSource) -> ModelFacts:
@@ -61,10 +64,10 @@ def read_source(source: ModelSource) -> ModelFacts:
     config = side.config or {}
     findings[:0] = report.findings
     if not report.files:
-        findings.append(no_weights(source.path, source.repository))
+        findings.append(no_weights(source.origin))
     unfinished = {name: size for name, size in source.files.items() if name.endswith(LEFTOVER_SUFFIXES)}
     if unfinished:
-        findings.append(leftovers(unfinished, source.repository, source.path))
+        findings.append(leftovers(unfinished, source.origin))
     return _facts(source, config, side, report, findings)
 
 
@@ -87,7 +90,7 @@ def _facts(
     model_type = config.get("model_type")
     return ModelFacts(
         name=source.label,
-        path=source.path,
+        path=source.origin.directory,
         format="safetensors" if report.headers_read else "config",
         architecture=first if isinstance(first, str) else None,
         model_type=model_type if isinstance(model_type, str) else None,

@@ -77,7 +77,7 @@ def kind_of(name: str) -> str:
 
 
 def bad_index(source: ModelSource, name: str, reason: str) -> Finding:
-    return bad_json(name, reason, source.files.get(name) or 0, "config-invalid", source.repository, source.path)
+    return bad_json(name, reason, source.files.get(name) or 0, "config-invalid", source.origin)
 
 
 class _Files:
@@ -101,12 +101,11 @@ class _Files:
         except (msgspec.DecodeError, UnicodeDecodeError, ReadError) as error:
             reason = str(error)
         self.broken.add(name)
-        self.findings.append(bad_json(name, reason, size, code, self.source.repository, self.source.path))
+        self.findings.append(bad_json(name, reason, size, code, self.source.origin))
         return None
 
     def missing(self, code: str, name: str, title: str, cause: str, severity: Any) -> None:
-        where = self.source.repository, self.source.path
-        self.findings.append(missing_file(code, name, title, cause, severity, *where))
+        self.findings.append(missing_file(code, name, title, cause, severity, self.source.origin))
 
 
 def read_side_files(source: ModelSource) -> SideFiles:
@@ -179,9 +178,7 @@ def _check_tokenizer(files: _Files, config: dict[str, Any] | None) -> None:
         tokenizer = msgspec.json.decode(source.read("tokenizer.json", TOKENIZER_LIMIT), type=_Tokenizer)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ReadError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        files.findings.append(
-            bad_json("tokenizer.json", reason, size, "tokenizer-broken", source.repository, source.path)
-        )
+        files.findings.append(bad_json("tokenizer.json", reason, size, "tokenizer-broken", source.origin))
         return
     vocabulary = text_config(config).vocab_size if config is not None else None
     beyond = [token.id for token in tokenizer.added_tokens if vocabulary is not None and token.id >= vocabulary]
@@ -196,7 +193,7 @@ def _check_tokenizer(files: _Files, config: dict[str, Any] | None) -> None:
                     Evidence(source="file", path="tokenizer.json", text=f"{len(beyond)} ids up to {max(beyond)}"),
                     Evidence(source="file", path="config.json", text=f"vocab_size = {vocabulary}"),
                 ),
-                fixes=(download_fix(source.repository, ["tokenizer.json", "config.json"], source.path),),
+                fixes=(download_fix(source.origin, ["tokenizer.json", "config.json"]),),
                 confidence="likely",
             )
         )
@@ -243,7 +240,7 @@ def _check_template(
                 title="The chat template has no branch for pictures",
                 cause="The model has a vision tower, and the template never writes an image placeholder",
                 evidence=tuple(Evidence(source="file", path=name, text="no word of images") for name, _ in texts),
-                fixes=(download_fix(source.repository, ["chat_template.jinja"], source.path),),
+                fixes=(download_fix(source.origin, ["chat_template.jinja"]),),
                 confidence="likely",
             )
         )

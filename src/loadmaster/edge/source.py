@@ -7,9 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from loadmaster.core.integrity import Origin
+
 # Folders of a model directory that hold other models or tools, not this one's files.
 _SKIPPED_FOLDERS = frozenset({".git", ".cache", "__pycache__", "runs", "onnx", "openvino", "gguf"})
 _DEPTH = 3
+_MOST_FILES = 20_000
+
+
+class ModelError(Exception):
+    """Nothing can be said about the model. ``hint``: what to do about it. ``code``: of failure-codes, if one fits."""
+
+    def __init__(self, message: str, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
 
 
 class ReadError(Exception):
@@ -20,8 +33,7 @@ class ModelSource(Protocol):
     """A model's files by name. Sizes are bytes; ``None`` is a name whose content is not there (a dangling link)."""
 
     label: str
-    path: str | None
-    repository: str | None  # "org/name" on a hub, when it is known
+    origin: Origin
     files: Mapping[str, int | None]
 
     def read(self, name: str, limit: int) -> bytes:
@@ -34,29 +46,29 @@ class ModelSource(Protocol):
 class LocalSource:
     """A directory. Files of sub-folders are listed with their relative path, three levels deep."""
 
-    def __init__(self, directory: Path, *, label: str | None = None, repository: str | None = None) -> None:
+    def __init__(self, directory: Path, origin: Origin | None = None, label: str | None = None) -> None:
         self.directory = directory
-        self.label = label or directory.name or str(directory)
-        self.path: str | None = str(directory)
-        self.repository = repository
+        self.origin = origin or Origin(directory=str(directory))
+        self.label = label or directory.resolve().name or str(directory)
         self.files: Mapping[str, int | None] = _list(directory)
 
     def read(self, name: str, limit: int) -> bytes:
         size = self.files.get(name) or 0
         if size > limit:
-            raise ReadError(f"{name} has {size} bytes, more than the {limit} that such a file may have")
-        return self.read_range(name, 0, limit)
+            raise ReadError(f"{size} bytes, more than the {limit} that such a file may have")
+        return self.read_range(name, 0, size)
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         try:
             with (self.directory / name).open("rb", buffering=0) as file:
-                file.seek(start)
+                if start:
+                    file.seek(start)
                 chunks = []
                 while length > 0 and (chunk := file.read(length)):
                     chunks.append(chunk)
                     length -= len(chunk)
-        except OSError as error:
-            raise ReadError(f"{name}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            raise ReadError(f"{getattr(error, 'strerror', None) or error}") from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -69,21 +81,26 @@ def _list(directory: Path) -> dict[str, int | None]:
 def _walk(directory: Path, prefix: str, depth: int, found: dict[str, int | None]) -> None:
     try:
         entries = list(os.scandir(directory))
-    except OSError:
+    except OSError as error:
+        if not prefix:
+            raise ModelError(f"{directory}: {error.strerror or error}") from error
         return
     for entry in entries:
+        if len(found) >= _MOST_FILES:
+            return
+        name = prefix + entry.name
         try:
             if entry.is_dir(follow_symlinks=False):
-                if depth > 1 and entry.name not in _SKIPPED_FOLDERS:
-                    _walk(Path(entry.path), f"{prefix}{entry.name}/", depth - 1, found)
-                elif entry.name == ".cache" and not prefix:
+                if entry.name == ".cache" and not prefix:
                     _walk_download_cache(Path(entry.path), found)
+                elif depth > 1 and entry.name not in _SKIPPED_FOLDERS:
+                    _walk(Path(entry.path), f"{name}/", depth - 1, found)
             elif entry.is_file():
-                found[prefix + entry.name] = entry.stat().st_size
+                found[name] = entry.stat().st_size
             elif entry.is_symlink():
-                found[prefix + entry.name] = None
+                found[name] = None
         except OSError:
-            found[prefix + entry.name] = None
+            found[name] = None
 
 
 def _walk_download_cache(directory: Path, found: dict[str, int | None]) -> None:
