@@ -1,0 +1,224 @@
+"""Pictures against the profile, the context and the encoder's cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from loadmaster.core.checks.case import LaunchCase, count_limit
+from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.facts import Finding, Fix, Severity
+from loadmaster.core.pictures import TEXT_AROUND, PictureRules, picture_rules
+
+_EVERYDAY_SIDE = 1024  # a picture of a megapixel, which every client sends
+_SMALLEST_MINIMUM = 3136  # 56 x 56: the smallest min_pixels of the public Qwen-VL processors
+
+
+def check_images(case: LaunchCase) -> Iterator[Finding]:
+    """Everything that the picture settings decide; silent for models without a tower and for text-only launches."""
+    if case.text_only or (case.model is not None and case.model.vision is None):
+        return
+    yield from _profile(case)
+    yield from _context(case)
+    yield from _encoder_cache(case)
+    yield from _cap(case)
+
+
+def pixel_cap(case: LaunchCase) -> tuple[int | None, int | None]:
+    """Largest and smallest area in pixels that --mm-processor-kwargs sets."""
+    kwargs = case.table("--mm-processor-kwargs") or {}
+    inner = kwargs.get("images_kwargs")
+    size = kwargs.get("size")
+    sources: list[dict[str, Any]] = [kwargs]
+    if isinstance(inner, dict):
+        sources.append(inner)
+    largest = next((s["max_pixels"] for s in sources if _whole(s.get("max_pixels"))), None)
+    smallest = next((s["min_pixels"] for s in sources if _whole(s.get("min_pixels"))), None)
+    if isinstance(size, dict):
+        largest = largest or (size["longest_edge"] if _whole(size.get("longest_edge")) else None)
+        smallest = smallest or (size["shortest_edge"] if _whole(size.get("shortest_edge")) else None)
+    return largest, smallest
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _rules(case: LaunchCase) -> PictureRules | None:
+    if case.model is None:
+        return None
+    largest, smallest = pixel_cap(case)
+    return picture_rules(case.model, largest, smallest)
+
+
+def _capped(case: LaunchCase, pixels: int) -> str:
+    """--mm-processor-kwargs of the launch with this cap added."""
+    kwargs = dict(case.table("--mm-processor-kwargs") or {})
+    kwargs["max_pixels"] = pixels
+    return json.dumps(kwargs)
+
+
+# ------------------------------------------------------------------------------------------ the dummy picture
+
+
+def _profile(case: LaunchCase) -> Iterator[Finding]:
+    limits = case.table("--limit-mm-per-prompt") or {}
+    cap, _ = pixel_cap(case)
+    rules = _rules(case)
+    if rules is not None and rules.side is None:
+        return  # a tower of one size: every picture costs the same
+    for modality in ("image", "video"):
+        given = limits.get(modality)
+        if not isinstance(given, dict) or given.get("count") == 0:
+            continue
+        width, height = given.get("width"), given.get("height")
+        if not (_whole(width) or _whole(height)):
+            continue
+        dummy = (width or height) * (height or width)
+        largest = cap if cap is not None else rules.max_pixels if rules else None
+        if largest is not None and largest <= dummy:
+            continue
+        if modality == "video" and (cap is not None or rules is None):
+            continue
+        real = (
+            f"pictures are served up to {largest:,} pixels" if largest is not None else "nothing bounds real pictures"
+        )
+        yield finding(
+            "profile-below-images",
+            f"The {modality} of the memory profile has {width or height} x {height or width} = {dummy:,} pixels; "
+            f"{real}.",
+            evidence=[
+                *case.evidence("--limit-mm-per-prompt", "--mm-processor-kwargs"),
+                *(
+                    [case.model_evidence(f"processor max_pixels: {largest:,}")]
+                    if case.model is not None and largest is not None and cap is None
+                    else []
+                ),
+            ],
+            fixes=[
+                Fix(
+                    "Bounds real pictures and the dummy alike: larger ones are scaled down.",
+                    ("--mm-processor-kwargs", _capped(case, dummy)),
+                )
+            ],
+            confidence="certain" if case.model is not None and largest is not None else "likely",
+        )
+        return
+    if case.switch("--skip-mm-profiling") and cap is None and count_limit(limits, "image") != 0:
+        yield finding(
+            "profile-below-images",
+            "No picture is measured at all, so the memory for the largest one is given to the cache.",
+            evidence=case.evidence("--skip-mm-profiling"),
+            fixes=[Fix("Measure as by default.", remove=("--skip-mm-profiling",))],
+            severity="note",
+            confidence="likely",
+        )
+
+
+# ------------------------------------------------------------------------------------------ tokens
+
+
+def _context(case: LaunchCase) -> Iterator[Finding]:
+    rules, length = _rules(case), case.integer("--max-model-len")
+    if rules is None or length is None or length < 1 or case.model is None:
+        return
+    most = rules.largest_tokens
+    count = count_limit(case.table("--limit-mm-per-prompt") or {}, "image") or 1
+    if most is None or most * count + TEXT_AROUND <= length:
+        return
+    least = rules.tokens(1, 1)
+    everyday = rules.tokens(_EVERYDAY_SIDE, _EVERYDAY_SIDE)
+    severity: Severity = "note"
+    if least + TEXT_AROUND > length:
+        severity = "error"
+        words = f"Even the smallest picture has {least:,} tokens, and the context has {length:,}."
+    elif everyday + TEXT_AROUND > length:
+        severity = "warning"
+        words = (
+            f"A picture of {_EVERYDAY_SIDE} x {_EVERYDAY_SIDE} has {everyday:,} tokens, and the context has "
+            f"{length:,}: requests with it are refused."
+        )
+    elif most + TEXT_AROUND > length:
+        words = (
+            f"The largest picture that the processor makes has {most:,} tokens, and the context has {length:,}: "
+            f"requests with it are refused. One of {_EVERYDAY_SIDE} x {_EVERYDAY_SIDE} ({everyday:,} tokens) is served."
+        )
+    else:
+        words = (
+            f"{count} of the largest pictures have {most * count:,} tokens together, and the context has {length:,}: "
+            "such a request is refused."
+        )
+    fixes = []
+    if rules.side is not None and severity != "error":
+        room = max(1, (length - TEXT_AROUND) // count) * rules.side * rules.side
+        smallest = rules.min_pixels or 0
+        if room > smallest:
+            fixes.append(Fix("Larger pictures are scaled down to fit.", ("--mm-processor-kwargs", _capped(case, room))))
+    positions = case.model.text.max_position_embeddings
+    wanted = most * count + TEXT_AROUND
+    if positions is not None and wanted <= positions:
+        longer = min(positions, -(-wanted // 1024) * 1024)
+        fixes.append(Fix("Or a context that holds them, if the memory allows it.", ("--max-model-len", str(longer))))
+    yield finding(
+        "image-tokens-exceed-context",
+        words,
+        evidence=[
+            *case.evidence("--max-model-len", "--limit-mm-per-prompt", "--mm-processor-kwargs"),
+            case.model_evidence(
+                f"{most:,} tokens a picture at most"
+                + (f", a token is {rules.side} x {rules.side} pixels" if rules.side else "")
+            ),
+        ],
+        fixes=fixes,
+        severity=severity,
+        confidence=case.model_confidence,
+    )
+
+
+def _encoder_cache(case: LaunchCase) -> Iterator[Finding]:
+    if not case.switch("--disable-chunked-mm-input") or case.model is None:
+        return
+    rules = _rules(case)
+    tokens = case.integer("--max-num-batched-tokens")
+    if tokens is None and case.settings is not None:
+        tokens = case.settings.max_num_batched_tokens
+    most = rules.largest_tokens if rules else None
+    if tokens is None or most is None or most <= tokens:
+        return
+    assert rules is not None
+    fixes = [Fix("Let a picture pass in parts.", remove=("--disable-chunked-mm-input",))]
+    if rules.side is not None:
+        fixes.append(
+            Fix("Or no picture larger than a step.", ("--mm-processor-kwargs", _capped(case, tokens * rules.side**2)))
+        )
+    fixes.append(Fix("Or a step that holds the largest picture.", ("--max-num-batched-tokens", str(most))))
+    yield finding(
+        "encoder-cache-too-small",
+        f"A picture has up to {most:,} tokens and must pass in one step, which has room for {tokens:,}.",
+        evidence=case.evidence("--disable-chunked-mm-input", "--max-num-batched-tokens", "--mm-processor-kwargs"),
+        fixes=fixes,
+        confidence=case.model_confidence,
+    )
+
+
+def _cap(case: LaunchCase) -> Iterator[Finding]:
+    cap, smallest = pixel_cap(case)
+    if cap is None:
+        return
+    least = smallest
+    if least is None and case.model is not None and case.model.processor is not None:
+        least = case.model.processor.min_pixels
+    if least is None:
+        least = _SMALLEST_MINIMUM
+    if cap >= least:
+        return
+    side = int(cap**0.5)
+    yield finding(
+        "flag-value-invalid",
+        f"max_pixels {cap:,} is an area, about {side} x {side}: smaller than the smallest picture, {least:,} pixels.",
+        evidence=case.evidence("--mm-processor-kwargs"),
+        fixes=[Fix("If a side was meant, its square.", ("--mm-processor-kwargs", _capped(case, cap * cap)))],
+        severity="warning",
+        confidence="likely",
+    )

@@ -1,0 +1,251 @@
+"""Ranks against cards and heads: counts, divisibility, unequal and idle cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadmaster.core.checks.case import LaunchCase
+from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.facts import GIB, Confidence, Evidence, Finding, Fix, Severity
+
+# Vision towers whose attention takes whole heads on each rank (vLLM model_executor/models: divide(num_heads, tp)).
+# InternVL's is not among them: it adds dummy heads.
+_STRICT_TOWERS = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe",
+     "siglip_vision_model", "siglip2_vision_model", "clip_vision_model", "pixtral"}
+)  # fmt: skip
+_SAME_SIZE = 0.01  # cards of one kind differ by less than this share of their memory
+
+
+def check_parallel(case: LaunchCase) -> Iterator[Finding]:
+    """Everything about the number of ranks."""
+    yield from _cards(case)
+    yield from _heads(case)
+    yield from _unequal(case)
+    yield from _idle(case)
+
+
+# ------------------------------------------------------------------------------------------ cards
+
+
+def _cards(case: LaunchCase) -> Iterator[Finding]:
+    if case.cards is None or case.world <= case.cards:
+        return
+    nodes = case.integer("--nnodes")
+    if nodes is not None and nodes > 1:
+        return
+    sizes = [
+        f"{name} {size}"
+        for name, size in (
+            ("tensor", case.tensor_parallel),
+            ("pipeline", case.pipeline_parallel),
+            ("data", case.data_parallel),
+        )
+        if size > 1
+    ]
+    product = " x ".join(sizes) if len(sizes) > 1 else sizes[0] + " parallel"
+    severity, confidence = _over_nodes(case)
+    known = case.visible[1] if case.visible and case.visible[0] == case.cards else f"{case.cards} cards are there"
+    evidence = [
+        *case.evidence("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"),
+        Evidence("gpu" if known.endswith("there") else "command", known),
+    ]
+    yield finding(
+        "tp-exceeds-gpus",
+        f"{product} needs {case.world} cards, the engine sees {case.cards}."
+        + ("" if confidence == "certain" else " Right only if other nodes bring the rest."),
+        evidence=evidence,
+        fixes=_card_fixes(case),
+        severity=severity,
+        confidence=confidence,
+    )
+
+
+def _over_nodes(case: LaunchCase) -> tuple[Severity, Confidence]:
+    """How bad it is: other nodes may bring the rest with Ray, or where a tensor group fits and its stages do not."""
+    ray = "ray" in (case.value("--distributed-executor-backend"), case.value("--data-parallel-backend"))
+    assert case.cards is not None
+    spread = case.pipeline_parallel * case.data_parallel > 1 and case.tensor_parallel <= case.cards
+    remote = case.has("--data-parallel-address") or case.has("--data-parallel-rank") or case.has("--node-rank")
+    if ray or remote:
+        return "note", "possible"
+    if spread and case.pipeline_parallel > 1:
+        return "note", "possible"
+    return "error", "certain"
+
+
+def _card_fixes(case: LaunchCase) -> list[Fix]:
+    assert case.cards is not None
+    fixes = []
+    named = case.launch.env.get("CUDA_VISIBLE_DEVICES", "")
+    for part in named.split(","):
+        part = part.strip()
+        if part.isdigit() and len(part) > 1 and int(part) > 15:
+            guess = named.replace(part, ",".join(part))
+            fixes.append(Fix(f"{part} is hardly a card; a comma may be missing.", env={"CUDA_VISIBLE_DEVICES": guess}))
+            break
+    size = _largest_size(case, case.cards // (case.pipeline_parallel * case.data_parallel))
+    if size is not None and size < case.tensor_parallel:
+        fixes.append(Fix("The largest size that the cards and the heads allow.", ("--tensor-parallel-size", str(size))))
+    elif case.data_parallel > 1 and case.cards // (case.tensor_parallel * case.pipeline_parallel) >= 1:
+        replicas = case.cards // (case.tensor_parallel * case.pipeline_parallel)
+        fixes.append(Fix("As many replicas as the cards hold.", ("--data-parallel-size", str(replicas))))
+    return fixes
+
+
+def _largest_size(case: LaunchCase, limit: int) -> int | None:
+    heads = case.model.text.num_attention_heads if case.model else None
+    for size in range(limit, 0, -1):
+        if heads is None or heads % size == 0:
+            return size
+    return None
+
+
+def _idle(case: LaunchCase) -> Iterator[Finding]:
+    if case.cards is None or case.cards < 2 or case.world >= case.cards:
+        return
+    where = case.visible[1] if case.visible and case.visible[0] == case.cards else f"{case.cards} cards are there"
+    if case.world > 1:
+        yield finding(
+            "one-gpu-idle",
+            f"{case.world} of {case.cards} cards are used.",
+            evidence=[Evidence("command", where), *case.evidence("--tensor-parallel-size", "--pipeline-parallel-size")],
+            severity="note",
+        )
+        return
+    if case.launch.env.get("CUDA_VISIBLE_DEVICES") is None and case.launch.visible_gpus is None and case.gpus is None:
+        return
+    size = _largest_size(case, case.cards)
+    fixes = []
+    if size is not None and size > 1:
+        fixes.append(Fix("Every rank on a card of its own.", ("--tensor-parallel-size", str(size))))
+    fixes.append(Fix("Or let the engine see one card only.", env={"CUDA_VISIBLE_DEVICES": "0"}))
+    yield finding(
+        "one-gpu-idle",
+        f"No parallel size is given, so one of {case.cards} cards does all the work.",
+        evidence=[Evidence("command", where)],
+        fixes=fixes,
+    )
+
+
+def _unequal(case: LaunchCase) -> Iterator[Finding]:
+    cards = case.used_gpus
+    if cards is None or case.world < 2 or len(cards) < 2:
+        return
+    sizes = [gpu.total_bytes for gpu in cards]
+    small, large = min(sizes), max(sizes)
+    capabilities = {gpu.compute_capability for gpu in cards} - {None}
+    if large - small <= _SAME_SIZE * large and len(capabilities) < 2:
+        return
+    lost = sum(size - small for size in sizes)
+    smallest = cards[sizes.index(small)]
+    words = f"Every rank is planned for card {smallest.index} with {small / GIB:.2f} GiB"
+    words += f"; {lost / GIB:.2f} GiB of the others stay unused." if lost > _SAME_SIZE * large else "."
+    if len(capabilities) > 1:
+        words += " Kernels are chosen by the oldest generation."
+    yield finding(
+        "gpus-unequal",
+        words,
+        evidence=[
+            Evidence(
+                "gpu",
+                f"card {gpu.index}: {gpu.name or 'unnamed'}, {gpu.total_bytes / GIB:.2f} GiB"
+                + (
+                    f", compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
+                    if gpu.compute_capability
+                    else ""
+                ),
+            )
+            for gpu in cards
+        ],
+        fixes=[
+            Fix(
+                "Leave the small card out if the rest is enough.",
+                env={"CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in cards if gpu is not smallest)},
+            )
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------------ heads
+
+
+def _heads(case: LaunchCase) -> Iterator[Finding]:
+    size = case.tensor_parallel
+    if case.model is None or size < 2 or case.model.format == "gguf":
+        return
+    text, vision = case.model.text, case.model.vision
+    problems: list[tuple[str, str, Confidence]] = []
+    heads, kv = text.num_attention_heads, text.num_key_value_heads
+    if heads is not None and heads % size:
+        problems.append((f"{heads} attention heads", "num_attention_heads", "certain"))
+    elif kv is not None and kv != heads and not _kv_divides(kv, size) and text.kv_lora_rank is None:
+        problems.append((f"{kv} key-value heads", "num_key_value_heads", "likely"))
+    for count, name in (
+        (text.linear_num_key_heads, "linear_num_key_heads"),
+        (text.linear_num_value_heads, "linear_num_value_heads"),
+    ):
+        if count is not None and count % size:
+            problems.append((f"{count} heads of linear attention", name, "likely"))
+            break
+    mode = case.text("--mm-encoder-tp-mode")
+    if (
+        vision is not None
+        and vision.num_heads is not None
+        and vision.num_heads % size
+        and mode != "data"
+        and not case.text_only
+        and vision.model_type in _STRICT_TOWERS
+    ):
+        problems.append((f"{vision.num_heads} heads of the vision tower", "vision_config.num_heads", "likely"))
+    if not problems:
+        return
+    words = " and ".join(problem[0] for problem in problems)
+    sure: Confidence = "certain" if problems[0][2] == "certain" else "likely"
+    if case.model_confidence != "certain":
+        sure = "likely"
+    yield finding(
+        "heads-vs-tp",
+        f"{words} cannot be divided among {size} ranks.",
+        evidence=[
+            *case.evidence("--tensor-parallel-size"),
+            *(case.model_evidence(f"{name}: {words.split()[0]}") for words, name, _ in problems),
+        ],
+        fixes=_head_fixes(case, only_tower=all("vision" in problem[1] for problem in problems)),
+        confidence=sure,
+    )
+
+
+def _kv_divides(kv: int, size: int) -> bool:
+    return kv % size == 0 if kv >= size else size % kv == 0
+
+
+def _head_fixes(case: LaunchCase, *, only_tower: bool) -> list[Fix]:
+    assert case.model is not None
+    text, size = case.model.text, case.tensor_parallel
+    heads, kv = text.num_attention_heads, text.num_key_value_heads
+    if only_tower:
+        return [Fix("Each rank then holds the whole tower.", ("--mm-encoder-tp-mode", "data"))]
+    if heads is None:
+        return []
+    good = [
+        n
+        for n in range(1, heads + 1)
+        if heads % n == 0
+        and (kv is None or text.kv_lora_rank is not None or _kv_divides(kv, n))
+        and (text.linear_num_key_heads or 0) % n == 0
+        and (text.linear_num_value_heads or 0) % n == 0
+    ]
+    below = [n for n in good if n < size]
+    above = [n for n in good if n > size and case.cards is not None and n <= case.cards]
+    fixes = []
+    for n in (*below[-1:], *above[:1]):
+        fixes.append(Fix(f"Sizes that divide: {', '.join(map(str, good[:10]))}.", ("--tensor-parallel-size", str(n))))
+    if size > 1:
+        fixes.append(
+            Fix(
+                f"All {size} cards, one after the other: each holds a part of the layers.",
+                ("--pipeline-parallel-size", str(size), "--tensor-parallel-size", "1"),
+            )
+        )
+    return fixes

@@ -1,0 +1,125 @@
+"""What the load sheet says about the launch, and whether eager mode is worth its price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadmaster.core.checks.case import LaunchCase
+from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
+
+
+def check_plan(case: LaunchCase) -> Iterator[Finding]:
+    """The plan's findings, the smallest change that makes it fit, and the price of --enforce-eager."""
+    sheet = case.sheet
+    if sheet is not None:
+        yield from _with_smallest_fix(case, sheet)
+    yield from _eager(case)
+
+
+def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
+    """The first error carries the re-planned fix in front of its own."""
+    fixes: tuple[Fix, ...] = ()
+    if sheet.fits is False:
+        from loadmaster.core.recommend import smallest_fix
+
+        assert case.model is not None and case.gpus
+        fixes = smallest_fix(case.model, case.gpus, case.launch, case.planned_engine, sheet)
+    given = False
+    for item in sheet.findings:
+        if fixes and not given and item.severity == "error":
+            given = True
+            own = tuple(fix for fix in item.fixes if fix not in fixes)
+            item = Finding(
+                item.code, item.severity, item.title, item.cause, item.evidence, (*fixes, *own), item.confidence
+            )
+        yield item
+
+
+# ------------------------------------------------------------------------------------------ eager mode
+
+
+def without(launch: LaunchArgs, *flags: str) -> LaunchArgs:
+    """The launch without these flags."""
+    from loadmaster.core.argv import with_flags
+
+    changes: dict[str, Any] = dict.fromkeys(flags)
+    return with_flags(launch, changes)
+
+
+def _eager(case: LaunchCase) -> Iterator[Finding]:
+    if not case.switch("--enforce-eager"):
+        return
+    evidence = list(case.evidence("--enforce-eager"))
+    drop = Fix("Graphs stay on, as by default.", remove=("--enforce-eager",))
+    if case.sheet is None:
+        yield finding(
+            "eager-mode-cost",
+            "Without CUDA graphs decoding is several times slower; they take 0.1 to 0.8 GiB. Whether they fit cannot "
+            "be said without model and cards.",
+            evidence=evidence,
+            fixes=[drop],
+            confidence="possible",
+        )
+        return
+    sheet = case.plan(without(case.launch, "--enforce-eager"))
+    if sheet is None:
+        return
+    if sheet.fits is not False or case.sheet.fits is False:
+        graphs = _graph_bytes(sheet)
+        same = sheet.fits is case.sheet.fits
+        words = f"CUDA graphs take {graphs / GIB:.2f} GiB a card" if graphs is not None else "CUDA graphs fit"
+        if case.sheet.fits is False:
+            words += ", and eager mode does not make this launch fit either"
+        elif graphs is not None:
+            words += " and fit"
+        yield finding(
+            "eager-mode-cost",
+            words + "; without them decoding is several times slower.",
+            evidence=[*evidence, *_plan_evidence(sheet)],
+            fixes=[Fix(drop.why, remove=drop.remove, replanned=sheet.fits is True)],
+            confidence="certain" if sheet.fits is True else "likely" if same else "possible",
+        )
+        return
+    for sequences in (64, 32, 16, 8):
+        if case.settings is not None and sequences >= case.settings.max_num_seqs:
+            continue
+        from loadmaster.core.argv import with_flags
+
+        fewer = case.plan(with_flags(without(case.launch, "--enforce-eager"), {"--max-num-seqs": sequences}))
+        if fewer is not None and fewer.fits is True:
+            yield finding(
+                "eager-mode-cost",
+                f"CUDA graphs do not fit beside the rest as it stands; with {sequences} sequences they do, and "
+                "decoding is several times faster.",
+                evidence=[*evidence, *_plan_evidence(fewer)],
+                fixes=[
+                    Fix(
+                        "Fewer sizes are captured.",
+                        ("--max-num-seqs", str(sequences)),
+                        ("--enforce-eager",),
+                        replanned=True,
+                    )
+                ],
+            )
+            return
+
+
+def _graph_bytes(sheet: LoadSheet) -> int | None:
+    sizes = [part.bytes for gpu in sheet.gpus for part in gpu.components if part.name == "cuda_graphs"]
+    return max(sizes) if sizes else None
+
+
+def _plan_evidence(sheet: LoadSheet) -> list[Evidence]:
+    found = []
+    for gpu in sheet.gpus[:1]:
+        peak = gpu.peak_bytes.get("serving")
+        if peak is not None:
+            found.append(
+                Evidence(
+                    "plan",
+                    f"card {gpu.index} with graphs: {peak / GIB:.2f} of {gpu.total_bytes / GIB:.2f} GiB while serving",
+                )
+            )
+    return found
