@@ -32,7 +32,6 @@ _CHECKS = (
     check_context,
     check_images,
     check_machine,
-    check_plan,
 )
 
 
@@ -54,13 +53,21 @@ def check_launch(
 
         model = known_model(launch.model)
     case = LaunchCase(launch, model, gpus, engine, host)
-    return order(_distinct(item for check in _CHECKS for item in check(case)))
+    own = _distinct(item for check in _CHECKS for item in check(case))
+    return order([*own, *_unsaid(own, _distinct(check_plan(case)))])
 
 
 def _distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """Each cause once: of two findings with one code and one evidence the more severe stays."""
+    """Each once: a cause that two checks see is said by the first."""
     kept: dict[tuple[str, str], Finding] = {}
     for item in findings:
-        key = item.code, item.cause
-        kept.setdefault(key, item)
+        kept.setdefault((item.code, item.cause), item)
     return list(kept.values())
+
+
+def _unsaid(own: Sequence[Finding], planned: Sequence[Finding]) -> list[Finding]:
+    """The plan's findings without those that a check has said already, with more evidence and fixes."""
+    said = {item.code for item in own}
+    if "util-out-of-range" in said or "gpu-held-by-other-process" in said:
+        said.add("free-memory-below-request")
+    return [item for item in planned if item.code not in said]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.checks.spelling import newest_release
-from loadmaster.core.engineversion import at_least
+from loadmaster.core.engineversion import at_least, version_key
 from loadmaster.core.facts import Evidence, Finding, Fix
 from loadmaster.core.tables import load_toml
 
@@ -31,35 +31,37 @@ def check_architecture(case: LaunchCase) -> Iterator[Finding]:
 
 
 def history(architecture: str | None) -> tuple[str, str | None] | None:
-    """First and last release with a class of its own for the architecture; the last is None while it is there."""
+    """First and last release looked at with a class of its own for the architecture; last None: still there.
+
+    The oldest release looked at means "at most". None: no release has it.
+    """
     runs = load_toml("architecture-versions.toml")["architectures"].get(architecture or "")
     if runs is None:
         return None
     return runs[0], (runs[1] if len(runs) > 1 else None)
 
 
+def has_class(architecture: str, version: str) -> bool | None:
+    """Whether a version has the architecture; None between two releases that differ, and before the oldest."""
+    found = history(architecture)
+    if found is None:
+        return False
+    releases = [str(release) for release in load_toml("architecture-versions.toml")["releases"]]
+    first, last = found
+    key = version_key(version)
+    if key < version_key(first):
+        place = releases.index(first)
+        return False if place > 0 and key <= version_key(releases[place - 1]) else None
+    if last is None or key <= version_key(last):
+        return True
+    return False if key >= version_key(releases[releases.index(last) + 1]) else None
+
+
 def built_in(case: LaunchCase) -> bool | None:
     """Whether the launch's version (the newest if unknown) has the architecture; None when nobody can say."""
     if case.model is None or case.model.architecture is None:
         return None
-    found = history(case.model.architecture)
-    if found is None:
-        return False
-    first, last = found
-    version = case.version or newest_release()
-    if not at_least(version, first) and first != _oldest():
-        return False
-    return last is None or not at_least(version, _after(last))
-
-
-def _oldest() -> str:
-    return "0.5.4"
-
-
-def _after(version: str) -> str:
-    """A bound that the release itself does not reach and the next patch release does."""
-    parts = [*version.split("."), "0", "0"]
-    return f"{parts[0]}.{parts[1]}.{int(parts[2]) + 1}"
+    return has_class(case.model.architecture, case.version or newest_release())
 
 
 # ------------------------------------------------------------------------------------------ architecture

@@ -66,6 +66,7 @@ def _unknown(case: LaunchCase) -> Iterator[Finding]:
         hint = hints.get(name, {})
         runs = flag_history(name)
         near = None if hint else nearest(name, case.version)
+        near = None if near == name else near
         said = []
         if case.version is None:
             said.append(f"no vLLM release has {name}")
@@ -80,7 +81,7 @@ def _unknown(case: LaunchCase) -> Iterator[Finding]:
         cause = "; ".join(said) + ("?" if near else "")
         yield finding(
             "unknown-flag",
-            cause[0].upper() + cause[1:],
+            cause if cause.startswith("vLLM") else cause[0].upper() + cause[1:],
             evidence=[Evidence("command", _as_written(case, flag))],
             fixes=_unknown_fixes(case, flag, hint, near, runs),
         )
@@ -177,7 +178,8 @@ def _wrong_kind(case: LaunchCase, flag: str, value: Any, state: Flag) -> str | N
             return f"-1 (auto) is not known to vLLM {case.version} yet, only from 0.14.0 on"
         if kind == "int" and isinstance(value, float) and not value.is_integer():
             return f"takes a whole number, not {value}"
-    if set(state.kinds) == {"json"} and isinstance(value, str) and not _old_pairs(value):
+    must_be_object = kind == "json" or (flag == "--limit-mm-per-prompt" and kind == "json-or-str")
+    if must_be_object and isinstance(value, str) and not _old_pairs(value):
         return "takes a JSON object, and this is none: " + (value if len(value) < 80 else value[:77] + "...")
     return None
 

@@ -72,10 +72,11 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
         given = limits.get(modality)
         if not isinstance(given, dict) or given.get("count") == 0:
             continue
-        width, height = given.get("width"), given.get("height")
-        if not (_whole(width) or _whole(height)):
+        sides = [side for side in (given.get("width"), given.get("height")) if _whole(side)]
+        if not sides:
             continue
-        dummy = (width or height) * (height or width)
+        width, height = sides[0], sides[-1]
+        dummy = width * height
         largest = cap if cap is not None else rules.max_pixels if rules else None
         if largest is not None and largest <= dummy:
             continue
@@ -86,8 +87,7 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
         )
         yield finding(
             "profile-below-images",
-            f"The {modality} of the memory profile has {width or height} x {height or width} = {dummy:,} pixels; "
-            f"{real}.",
+            f"The {modality} of the memory profile has {width} x {height} = {dummy:,} pixels; {real}.",
             evidence=[
                 *case.evidence("--limit-mm-per-prompt", "--mm-processor-kwargs"),
                 *(

@@ -86,7 +86,7 @@ def _card_fixes(case: LaunchCase) -> list[Fix]:
             break
     size = _largest_size(case, case.cards // (case.pipeline_parallel * case.data_parallel))
     if size is not None and size < case.tensor_parallel:
-        fixes.append(Fix("The largest size that the cards and the heads allow.", ("--tensor-parallel-size", str(size))))
+        fixes.append(Fix("The largest size for these cards.", ("--tensor-parallel-size", str(size))))
     elif case.data_parallel > 1 and case.cards // (case.tensor_parallel * case.pipeline_parallel) >= 1:
         replicas = case.cards // (case.tensor_parallel * case.pipeline_parallel)
         fixes.append(Fix("As many replicas as the cards hold.", ("--data-parallel-size", str(replicas))))
@@ -94,9 +94,10 @@ def _card_fixes(case: LaunchCase) -> list[Fix]:
 
 
 def _largest_size(case: LaunchCase, limit: int) -> int | None:
+    """The largest size that divides the heads; of unknown heads, the largest power of two."""
     heads = case.model.text.num_attention_heads if case.model else None
     for size in range(limit, 0, -1):
-        if heads is None or heads % size == 0:
+        if (size & (size - 1) == 0) if heads is None else heads % size == 0:
             return size
     return None
 
