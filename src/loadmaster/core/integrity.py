@@ -210,10 +210,11 @@ def duplicate_tensors(files: Sequence[BadFile], tensors: int, origin: Origin) ->
     )
 
 
-def index_mismatch(files: Sequence[BadFile], severity: Severity, title: str, cause: str, fix: Fix) -> Finding:
-    return Finding(
-        code="index-mismatch", severity=severity, title=title, cause=cause, evidence=_files(files), fixes=(fix,)
-    )
+def index_mismatch(
+    code: str, severity: Severity, title: str, cause: str, files: Sequence[BadFile], fix: Fix
+) -> Finding:
+    """Index and files disagree: ``weights-name-mismatch`` when tensors are lacking, else ``config-invalid``."""
+    return Finding(code=code, severity=severity, title=title, cause=cause, evidence=_files(files), fixes=(fix,))
 
 
 def group_findings(groups: Iterable[TensorGroup], origin: Origin) -> list[Finding]:

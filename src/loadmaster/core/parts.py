@@ -32,7 +32,11 @@ class Module(Struct, frozen=True):
     parameters: int  # of ONE such weight
     bits: float | None  # stored bits of one parameter, scales not counted
     group_size: int | None = None
-    quantised: bool = False
+    layout: str = "plain"  # how the weight is stored; names in core/data/tensor-parts.toml, [layouts]
+
+    @property
+    def quantised(self) -> bool:
+        return self.layout != "plain"
 
     @property
     def bytes(self) -> int:
@@ -138,17 +142,17 @@ def _module(
     if suffix == ".weight_packed":
         return _compressed(name, part, weight, companions, declared)
     if suffix == "_blocks":
-        return Module(name, part, weight, companions, "mxfp4 g32", elements * 2, 4, 32, True)
+        return Module(name, part, weight, companions, "mxfp4 g32", elements * 2, 4, 32, "mxfp4")
     if weight.dtype == "U8" and "absmax" in beside:
-        return Module(name, part, weight, companions, "4 bits, blocks of 64", elements * 2, 4, 64, True)
+        return Module(name, part, weight, companions, "4 bits, blocks of 64", elements * 2, 4, 64, "bitsandbytes")
     if weight.dtype == "I8" and ("SCB" in beside or "scale" in beside):
-        return Module(name, part, weight, companions, _scaled("int8", weight, beside, 1)[0], elements, 8, None, True)
+        return Module(name, part, weight, companions, _scaled("int8", weight, beside, 1)[0], elements, 8, None, "int8")
     if weight.dtype == "U8" and "scale" in beside:
         scheme, group = _scaled("nvfp4" if beside["scale"].dtype.startswith("F8") else "4 bits", weight, beside, 2)
-        return Module(name, part, weight, companions, scheme, elements * 2, 4, group, True)
+        return Module(name, part, weight, companions, scheme, elements * 2, 4, group, "float4")
     if weight.dtype.startswith("F8"):
         scheme, group = _scaled("fp8", weight, beside, 1)
-        return Module(name, part, weight, companions, scheme, elements, 8, group, True)
+        return Module(name, part, weight, companions, scheme, elements, 8, group, "fp8")
     return Module(name, part, weight, companions, _PLAIN.get(weight.dtype, weight.dtype), elements, width)
 
 
@@ -202,7 +206,7 @@ def _integer_packed(
     beside = dict(companions)
     scales, zeros = beside.get(".scales"), beside.get(".qzeros")
     rows, columns = _matrix(weight.shape)
-    bits, group, layout = declared.bits, None, "packed"
+    bits, group, layout = declared.bits, None, "gptq" if declared.method == "gptq" else "awq"
     if scales is not None and len(scales.shape) >= 2 and rows and columns:
         groups, outputs = _matrix(scales.shape)
         if outputs == columns:
@@ -218,7 +222,7 @@ def _integer_packed(
     parameters = prod(weight.shape) * 32 // bits if bits else prod(weight.shape)
     words = f"w{bits}" if bits else "packed integers"
     scheme = f"{words}{f' g{group}' if group else ''}{' zero points' if layout == 'awq' and zeros is not None else ''}"
-    return Module(name, part, weight, companions, scheme, parameters, bits, group, True)
+    return Module(name, part, weight, companions, scheme, parameters, bits, group, layout)
 
 
 def _compressed(
@@ -236,18 +240,20 @@ def _compressed(
         kind = "mxfp4" if scale is not None and scale.dtype == "U8" else "nvfp4"
         group = columns * 2 // _matrix(scale.shape)[1] if scale is not None and _matrix(scale.shape)[1] else None
         words = f"{kind} g{group}" if group else kind
-        return Module(name, part, weight, companions, words, prod(weight.shape) * 2, 4, group, True)
+        return Module(name, part, weight, companions, words, prod(weight.shape) * 2, 4, group, "packed-float")
     bits = declared.bits
     if bits is None or bits not in (2, 3, 4, 8):
         parameters = prod(weight.shape)
-        return Module(name, part, weight, companions, "packed integers", parameters, None, None, True)
+        return Module(name, part, weight, companions, "packed integers", parameters, None, None, "packed-integer")
     width = columns * 32 // bits
     groups = _matrix(scale.shape)[1] if scale is not None else 0
     group = width // groups if groups > 1 else None
     words = f"w{bits}" + (f" g{group}" if group else " per channel" if scale is not None else " without scales")
     if ".weight_zero_point" in beside:
         words += " zero points"
-    return Module(name, part, weight, companions, words, rows * width * _leading(weight.shape), bits, group, True)
+    return Module(
+        name, part, weight, companions, words, rows * width * _leading(weight.shape), bits, group, "packed-integer"
+    )
 
 
 def _leading(shape: Sequence[int]) -> int:

@@ -62,6 +62,9 @@ class RawObject:
 
 
 def integer(value: Any, low: int, high: int) -> int | None:
+    """A whole number within bounds; a pair of equal sides (``[16, 16]``) counts as one."""
+    if isinstance(value, list) and 0 < len(value) <= 3 and all(side == value[0] for side in value):
+        value = value[0]
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

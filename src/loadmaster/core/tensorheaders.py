@@ -298,7 +298,7 @@ class TensorGroups:
         for (head, tail, dtype, shape, size), count in self._counts.items():
             pattern = patterns.get(head)
             if pattern is None:
-                pattern = patterns[head] = _layer_pattern(head)
+                pattern = patterns[head] = layer_pattern(head)
             stem, layer = pattern
             key = (stem, tail, dtype, shape, size)
             entry = folded.get(key)
@@ -320,7 +320,8 @@ class TensorGroups:
         )
 
 
-def _layer_pattern(name: str) -> tuple[str, int | None]:
+def layer_pattern(name: str) -> tuple[str, int | None]:
+    """A tensor or module name with ``{l}`` for its layer's number, and the number."""
     match = _LAYER.search(name)
     if match is None:
         return name, None

@@ -177,10 +177,11 @@ class _Reader:
         if unindexed:
             found.append(
                 say.index_mismatch(
-                    [BadFile(name, "not named by the index, so the engine leaves it out") for name in unindexed],
+                    "config-invalid",
                     "note" if all(name.startswith("consolidated") for name in unindexed) else "warning",
                     f"{len(unindexed)} weight {'file' if len(unindexed) == 1 else 'files'} outside the index",
                     f"{self.index_file} does not name it",
+                    [BadFile(name, "not named by the index, so the engine leaves it out") for name in unindexed],
                     Fix(why="Remove it, or fetch the index that belongs to it"),
                 )
             )
@@ -213,25 +214,18 @@ class _Reader:
                     elsewhere.append(BadFile(name, _some(f"the index says {other}:", away)))
         lacking = self._lacking(absent, moved) if self.matched < len(weight_map) else []
         fix = say.download_fix(self.source.origin, [self.index_file])
+        cause = "Index and shards are of different builds, or a shard was written in part"
         found = []
         if lacking:
-            found.append(
-                say.index_mismatch(
-                    lacking,
-                    "error",
-                    f"Tensors that the index names are in no file: {sum(_leading_number(f) for f in lacking)}",
-                    "Index and shards are of different builds, or a shard was written in part",
-                    say.download_fix(self.source.origin, [f.name for f in lacking]),
-                )
-            )
+            title = f"{sum(_leading_number(item) for item in lacking)} tensors that the index names are in no file"
+            again = say.download_fix(self.source.origin, [item.name for item in lacking], again=True)
+            found.append(say.index_mismatch("weights-name-mismatch", "error", title, cause, lacking, again))
         if elsewhere:
             title = "The index puts tensors into other files than the ones that hold them"
-            found.append(
-                say.index_mismatch(elsewhere, "warning", title, "Index and shards are of different builds", fix)
-            )
+            found.append(say.index_mismatch("config-invalid", "warning", title, cause, elsewhere, fix))
         if nowhere:
             title = "The files hold tensors that the index does not name"
-            found.append(say.index_mismatch(nowhere, "warning", title, "Index and shards are of different builds", fix))
+            found.append(say.index_mismatch("config-invalid", "warning", title, cause, nowhere, fix))
         return found
 
     def _names(self, name: str) -> frozenset[str]:

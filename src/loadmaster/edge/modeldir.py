@@ -11,6 +11,7 @@ import msgspec
 from loadmaster.core import modelconfig, parts
 from loadmaster.core.facts import Finding, ModelFacts, ModelFile, TensorGroup, TextConfig
 from loadmaster.core.integrity import LEFTOVER_SUFFIXES, leftovers, no_weights
+from loadmaster.core.quantcheck import quantization_findings, structure_findings
 from loadmaster.core.quantization import quantization
 from loadmaster.edge import sidefiles
 from loadmaster.edge.hashes import Progress, verify_content
@@ -83,6 +84,10 @@ def _facts(
     text = modelconfig.text_config(config)
     modules = parts.find_modules(report.groups, declared, text.num_hidden_layers)
     summed = parts.sum_parts(modules)
+    if side.config is not None and not any(finding.severity == "error" for finding in report.findings):
+        # with files missing or damaged, what the tensors lack is known already
+        findings += quantization_findings(modules, declared)
+        findings += structure_findings(modules, text)
     text = _complete(text, report.groups)
     findings += modelconfig.config_findings(config, side.preprocessor, side.video_preprocessor, problems)
     architectures = config.get("architectures")
