@@ -242,7 +242,11 @@ def _left(
         "computed",
         "budget less weights, profile and growth",
     )
-    return left, requested - high - estimate.low, requested - low - estimate.high
+    full, light = requested - high - estimate.low, requested - low - estimate.high
+    if rules.note is not None and rules.budget == "consumed":
+        # Versions differ in whether the budget covers the slack: where it does not, the cache is that much larger.
+        full += slack.high
+    return left, full, light
 
 
 def _layers(model: ModelFacts, settings: Settings, pipeline_rank: int) -> int:

@@ -13,8 +13,8 @@ from loadmaster.core.checks.catalogue import finding, order
 from loadmaster.core.facts import GIB, MIB, Evidence, Finding, Fix, GpuLoad
 
 if TYPE_CHECKING:
-    from loadmaster.core.plan import Plan
     from loadmaster.core.ranks import RankMemory
+    from loadmaster.core.sheet import Plan
 
 
 def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
