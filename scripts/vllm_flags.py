@@ -571,6 +571,9 @@ def syntax_of(release: Release) -> list[str]:
         "optimization-short": "startswith('-O')" in text,
         "config-file": "_pull_args_from_config" in text,
     }
+    engine = release.module("vllm.engine.arg_utils")
+    reader = engine.names.get("optional_type") if engine else None
+    features["pairs-for-json"] = reader is not None and "nullable_kvs" in ast.unparse(reader)
     return [name for name, present in features.items() if present]
 
 

@@ -326,7 +326,7 @@ class _Reader:
         return self._next_value() if self._peek_truth() is not None else None
 
     def _value(self, flag: Flag, text: str) -> Any:
-        value, reason = read_value(flag, text, "dotted-human" in self.table.features)
+        value, reason = read_value(flag, text, self.table.features)
         understood = self.table.version is None and not isinstance(value, str)  # some version takes it
         if reason is not None and not understood and not _UNFILLED.search(text):
             self._refuse(flag.name, reason)

@@ -134,25 +134,27 @@ def dotted_value(text: str, human: bool) -> Any:
     return text
 
 
-def _json_of(flag: Flag, text: str, human: bool) -> tuple[Any, str | None]:
+def _json_of(flag: Flag, text: str, features: frozenset[str]) -> tuple[Any, str | None]:
     try:
         return json_value(text), None
     except ValueRefusedError as error:
         reason = str(error)
-    if human:
+    if "dotted-human" in features:
         try:
             return json_value(expand_human_numbers(text)), None
         except ValueRefusedError:
             pass
     if "pairs" in flag.kinds and _PAIRS.fullmatch(text):
-        return pairs(text), "takes JSON in this version, no longer name=number"
+        reason = "takes JSON in this version, no longer name=number"
+        return pairs(text), None if "pairs-for-json" in features else reason
     return text, reason
 
 
-def read_value(flag: Flag, text: str, human_json: bool = True) -> tuple[Any, str | None]:
+def read_value(flag: Flag, text: str, features: frozenset[str] = frozenset()) -> tuple[Any, str | None]:
     """(value, why the engine would refuse it or None) of one value's text. A refused text stays text.
 
     A form that another version takes is read too, and said to be refused: ``32k`` for a plain integer.
+    ``features``: what the version's parser understands (``FlagTable.features``).
     """
     kind = flag.kind
     try:
@@ -171,7 +173,7 @@ def read_value(flag: Flag, text: str, human_json: bool = True) -> tuple[Any, str
     except ValueRefusedError as error:
         return _other_form(flag, text, str(error))
     if kind == "json" or (kind == "json-or-str" and re.fullmatch(r"(?s)\s*\{.*\}\s*", text)):
-        return _json_of(flag, text, human_json)
+        return _json_of(flag, text, features)
     return text, None
 
 

@@ -1,0 +1,11 @@
+"""What people paste -> the launch in it. Text is read, never run.
+
+``text`` reads shell text (with ``shell``, ``windows``, ``docker``, ``paste``), ``compose``, ``kubernetes`` and
+``settingsfile`` read parsed YAML, ``units`` reads supervisor and systemd files. All return :class:`Found`.
+"""
+
+from __future__ import annotations
+
+from loadmaster.core.commands.found import CommandError, Found
+
+__all__ = ["CommandError", "Found"]

@@ -1,0 +1,209 @@
+"""A pasted shell text -> the launch in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from loadmaster.core.commands import windows
+from loadmaster.core.commands.found import CommandError, Found
+from loadmaster.core.commands.invocation import MENTION, find, find_in_text, known_flags_in
+from loadmaster.core.commands.parameters import Variables
+from loadmaster.core.commands.paste import clean, without_prompts
+from loadmaster.core.commands.shell import Shell, Simple
+from loadmaster.core.facts import Evidence
+
+_LAUNCH_LINE = re.compile(r"vllm\s+serve\b|vllm\.entrypoints\.|\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\b")
+_SETTING_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
+_COMMENTED = re.compile(r"^(\s*)#\s?(?=\S)", re.MULTILINE)
+_HINT = "give a `vllm serve ...` or `docker run ...` line, a compose file, a Kubernetes, supervisor or systemd file"
+
+Reader = Callable[[str], Found | None]
+
+
+def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
+    """The launch in a pasted text. Raises :class:`CommandError` if there is none.
+
+    ``read_document`` reads what a here-document holds (a compose file, a manifest), None if it is no such thing.
+    """
+    text, damage = clean(text)
+    found = _first(text, read_document)
+    if found is None:
+        raise CommandError("no vLLM command is in the text", _HINT)
+    found.damage[:0] = damage
+    return found
+
+
+def _first(text: str, read_document: Reader | None) -> Found | None:
+    dialect = windows.dialect(text)
+    if dialect != "posix":
+        found = _windows(text, dialect)
+        if found is not None:
+            return found
+    plain = without_prompts(text)
+    shell = Shell(plain)
+    found = _posix(shell)
+    if found is not None:
+        return found
+    for body in shell.heredocs:
+        found = read_document(body) if read_document else None
+        found = found or _first(body, read_document)
+        if found is not None:
+            return found
+    return (
+        _from_launch_line(plain)
+        or _in_variables(shell)
+        or _lone_flags(plain)
+        or _uncommented(text)
+        or _listed_words(plain)
+        or _broken(shell, plain)
+    )
+
+
+def _windows(text: str, dialect: str) -> Found | None:
+    plain = without_prompts(text, "^" if dialect == "cmd" else "`")
+    reading = windows.Reading(plain, dialect)
+    for command in reading.commands():
+        found = find(command, reading.variables)
+        if found is not None:
+            found.damage.extend(reading.damage)
+            return found
+    return None
+
+
+def _posix(shell: Shell) -> Found | None:
+    """The first launch, and whether flags stand orphaned on the lines below it."""
+    found: Found | None = None
+    for command in shell.commands():
+        if found is not None:
+            orphan = command.words[0]
+            if command.after == "\n" and orphan.startswith("-") and re.match(r"--?[A-Za-z]", orphan):
+                shell.damage.append(
+                    Evidence(
+                        "command",
+                        f"{orphan.partition('=')[0]} begins a line of its own, the line before has no backslash at its "
+                        "end: the command ends above, and the shell never sees what follows",
+                        command.line,
+                    )
+                )
+            break
+        candidate = find(command, shell.variables)
+        if candidate is not None and (candidate.words or candidate.kind == "module" or candidate.image):
+            found = candidate
+    if found is not None:
+        found.damage.extend(shell.damage)
+    return found
+
+
+def _from_launch_line(text: str) -> Found | None:
+    """The launch again, read from the line that names it: what stands above may be prose with stray quotes."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines[:5000]):
+        if not _LAUNCH_LINE.search(line) or line.lstrip().startswith("#"):
+            continue
+        first = number
+        while first and lines[first - 1].rstrip().endswith("\\"):
+            first -= 1
+        above = [earlier for earlier in lines[:first] if _SETTING_LINE.match(earlier) and len(earlier) < 4000]
+        start = _LAUNCH_LINE.search(line)
+        for piece in (lines[first:], [line[start.start() :] if start else "", *lines[number + 1 :]]):
+            shell = Shell("\n".join([*above[-50:], *piece]))
+            found = _posix(shell)
+            if found is not None:
+                return found
+    return None
+
+
+def _in_variables(shell: Shell) -> Found | None:
+    """``CMD="vllm serve ..."`` that the text never runs."""
+    for words in shell.variables.arrays.values():
+        found = find(Simple(1, words), shell.variables) if words else None
+        if found is not None:
+            return found
+    for value in shell.variables.values.values():
+        if MENTION.search(value):
+            found = find_in_text(value, shell.variables, shell.variables.environment(), 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _lone_flags(text: str) -> Found | None:
+    """Flags without a program, or behind a program of another name."""
+    shell = Shell(text)
+    words: list[str] = []
+    best: Found | None = None
+    score = 1
+    for command in shell.commands():
+        count = known_flags_in(_arguments(command.words))
+        if command.words[0].startswith("-"):
+            words.extend(_arguments(command.words))
+        elif count > score and (start := _first_flag(command.words)) is not None:
+            score = count
+            environment = {**shell.variables.environment(), **command.assigned}
+            best = Found(kind="other", words=_arguments(command.words[start:]), env=environment)
+    if best is None and known_flags_in(words) >= 1:
+        best = Found(kind="other", words=words, env=shell.variables.environment())
+    if best is not None:
+        best.damage.extend(shell.damage)
+    return best
+
+
+def _first_flag(words: list[str]) -> int | None:
+    return next((index for index, word in enumerate(words) if word.startswith("--")), None)
+
+
+def _arguments(words: list[str]) -> list[str]:
+    """The words, or those in ``--args=--a=1,--b=2`` if one is such a list."""
+    for index, word in enumerate(words):
+        for name in ("--args", "--container-args"):
+            if word.startswith(name + "="):
+                return _split_list(word[len(name) + 1 :])
+            if word == name and index + 1 < len(words) and "," in words[index + 1]:
+                return _split_list(words[index + 1])
+    return words
+
+
+def _split_list(text: str) -> list[str]:
+    """``--a=1,--b={"x":1,"y":2},c`` -> words; ``^|^--a|--b`` names its own separator."""
+    own = re.match(r"\^(.{1,3})\^", text)
+    if own:
+        return text[own.end() :].split(own.group(1))
+    words: list[str] = []
+    for piece in re.split(r",(?=-)", text):
+        if "=" in piece or not piece.startswith("-"):
+            words.append(piece)
+        else:
+            words.extend(piece.split(",", 1))
+    return [word for word in words if word]
+
+
+def _uncommented(text: str) -> Found | None:
+    """``# vllm serve ...``: a root prompt, or a command put out of use; better than nothing."""
+    if not _COMMENTED.search(text) or not _LAUNCH_LINE.search(text):
+        return None
+    return _posix(Shell(without_prompts(_COMMENTED.sub(r"\1", text))))
+
+
+def _listed_words(text: str) -> Found | None:
+    """``["vllm", "serve", ...]``, ``CMD ["--model", ...]``."""
+    for match in re.finditer(r"\[\s*\"[^\]]*\]", text):
+        try:
+            words = json.loads(re.sub(r",\s*\]$", "]", match.group()))
+        except (ValueError, RecursionError):
+            continue
+        if words and all(isinstance(word, str) for word in words):
+            found = find(Simple(1, words), Variables())
+            if found is None and known_flags_in(words) >= 2:
+                found = Found(kind="other", words=words)
+            if found is not None:
+                return found
+    return None
+
+
+def _broken(shell: Shell, text: str) -> Found | None:
+    """A container command that ends before its image: the shell would have passed nothing on to an engine."""
+    if shell.damage and re.search(r"\b(?:docker|podman|nerdctl)\s+run\b", text) and "vllm" in text:
+        return Found(kind="docker-run", damage=list(shell.damage))
+    return None
