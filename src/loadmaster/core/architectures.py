@@ -7,7 +7,7 @@ architecture's family, the leaf in the table of leaves.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -58,7 +58,7 @@ class Family(Struct, frozen=True):
         return self.fields.get(key, default)
 
 
-@lru_cache(maxsize=None)
+@cache
 def family_of(architecture: str | None) -> Family:
     """The family that has ``architecture`` among its own, or the family ``unknown`` (``exact`` False)."""
     table = load_toml(_TABLE)
@@ -73,13 +73,13 @@ def _family(name: str, fields: dict[str, Any], *, exact: bool) -> Family:
     return Family(name, exact, fields, re.compile(vision) if vision else None, re.compile(mtp) if mtp else None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _rules(names: tuple[str, ...]) -> tuple[tuple[re.Pattern[str], dict[str, Any]], ...]:
     sets = load_toml(_TABLE)["rules"]
     return tuple((re.compile(rule["match"]), rule) for name in names for rule in sets[name])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _leaves(method: str | None, version: str) -> dict[str, Leaf]:
     leaves: dict[str, Leaf] = {}
     for entry in load_toml(_TABLE)["leaves"]:
@@ -88,7 +88,9 @@ def _leaves(method: str | None, version: str) -> dict[str, Leaf]:
             continue
         if "until" in entry and at_least(version, entry["until"]):
             continue
-        leaves[entry["name"]] = Leaf(entry["kind"], entry["axes"], entry.get("dtype", "stored"), entry.get("keep", "always"))
+        leaves[entry["name"]] = Leaf(
+            entry["kind"], entry["axes"], entry.get("dtype", "stored"), entry.get("keep", "always")
+        )
     return leaves
 
 

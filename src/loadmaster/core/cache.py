@@ -12,7 +12,7 @@ from msgspec import Struct
 from loadmaster.core.architectures import family_of
 from loadmaster.core.cachespec import LayerSpec, attention_token_bytes, block_tokens, gdn_checkpoint, rule, state_bytes
 from loadmaster.core.facts import CacheGroup, CacheLayout, KvCache, ModelFacts, Settings
-from loadmaster.core.pipeline import layer_ranges
+from loadmaster.core.pipeline import stage_layers
 from loadmaster.core.tensorlayout import up
 
 _LONGEST = 1 << 26  # tokens; no model is asked for more
@@ -41,9 +41,9 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
     if padding_layers:
         notes.append(f"{padding_layers} padding layers make the groups equally long.")
     last = pipeline_rank == settings.pipeline_parallel_size - 1
-    here = set(layer_ranges(layers, settings.pipeline_parallel_size, settings.pipeline_layer_partition)[pipeline_rank])
+    here = set(stage_layers(layers, settings)[0][pipeline_rank])
     if last:
-        here |= {layer for layer in range(layers, len(specs))}
+        here |= set(range(layers, len(specs)))
     counts = [sum(layer in here for layer in group.layers) for group in groups]
     state = next((spec for spec in specs if spec.kind == "state"), None)
     padding = None
@@ -52,11 +52,18 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
     family = family_of(model.architecture)
     exact = family.exact and not any(kind not in _KINDS for kind in text.layer_types)
     if not exact:
-        notes.append(f"No cache rule for the architecture {model.architecture or '(not named)'}: every layer is taken as full attention.")
+        notes.append(
+            f"No cache rule for the architecture {model.architecture or '(not named)'}: "
+            "layers without a known kind are taken as full attention."
+        )
     return CacheLayout(
         block_tokens=block,
-        pool_block_bytes=max((count * group.spec.page_bytes for count, group in zip(counts, groups, strict=True)), default=0),
-        groups=tuple(_cache_group(group.spec, count, model, settings) for count, group in zip(counts, groups, strict=True)),
+        pool_block_bytes=max(
+            (count * group.spec.page_bytes for count, group in zip(counts, groups, strict=True)), default=0
+        ),
+        groups=tuple(
+            _cache_group(group.spec, count, model, settings) for count, group in zip(counts, groups, strict=True)
+        ),
         printed_rule=rule("printed_tokens", settings.version)["rule"],
         padding_percent=padding,
         exact=exact,

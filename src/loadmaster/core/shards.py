@@ -8,6 +8,7 @@ model_executor/models, layers/linear.py, layers/vocab_parallel_embedding.py, lay
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 
 from msgspec import Struct, structs
@@ -16,11 +17,12 @@ from loadmaster.core.architectures import Family, Placement, family_of, online_b
 from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Amount, Basis, ModelFacts, RankWeights, Settings, TensorGroup
 from loadmaster.core.loadblocks import SPLIT_LIMIT, allocated_bytes
-from loadmaster.core.pipeline import layer_ranges
+from loadmaster.core.pipeline import stage_layers
 from loadmaster.core.ropecache import rope_cache_bytes
 from loadmaster.core.tensorlayout import FLOAT_BYTES, MODEL_DTYPE_BYTES, Sharding, tensor_bytes, up
 from loadmaster.core.tensors import synthesise
 
+_DECODER_LAYERS = re.compile(r"^(model\.|language_model\.|transformer\.)*(layers|h)\.\{l\}\.")
 _LANGUAGE, _VISION, _OTHER = "weights.language", "weights.vision", "weights.other"
 
 
@@ -60,8 +62,8 @@ def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, .
     family = family_of(model.architecture)
     tensors = model.tensors or synthesise(model)
     basis: Basis = "read" if model.tensors and model.format in ("safetensors", "gguf") else "computed"
-    stages = _stages(model, settings, tensors)
-    notes = _notes(model, settings, family, tensors)
+    stages, note = _stages(model, settings, tensors)
+    notes = _notes(model, settings, family, tensors) + ((note,) if note else ())
     ranks = settings.tensor_parallel_size
     plan = _Plan(model, settings, family, tensors)
     result: list[RankWeights] = []
@@ -76,20 +78,27 @@ def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, .
     return tuple(result)
 
 
-def _stages(model: ModelFacts, settings: Settings, tensors: tuple[TensorGroup, ...]) -> tuple[_Stage, ...]:
-    layers = model.text.num_hidden_layers or 1 + max((max(group.layers) for group in tensors if group.layers), default=0)
-    count = settings.pipeline_parallel_size
-    ranges = layer_ranges(layers, count, settings.pipeline_layer_partition)
-    return tuple(_Stage(span, index == 0, index == count - 1) for index, span in enumerate(ranges))
+def _stages(
+    model: ModelFacts, settings: Settings, tensors: tuple[TensorGroup, ...]
+) -> tuple[tuple[_Stage, ...], str | None]:
+    layers = model.text.num_hidden_layers or 1 + max(
+        (max(group.layers) for group in tensors if group.layers), default=0
+    )
+    ranges, note = stage_layers(layers, settings)
+    last = len(ranges) - 1
+    return tuple(_Stage(span, index == 0, index == last) for index, span in enumerate(ranges)), note
 
 
 def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple[TensorGroup, ...]) -> tuple[str, ...]:
     notes: list[str] = []
-    if not tensors:
-        notes.append("The size of the weights is unknown: there are no tensor headers, and the configuration is not enough to compute them.")
+    if not tensors and model.weight_bytes:
+        notes.append("No tensor headers: the size of the checkpoint is divided over the ranks, with wide bounds.")
+    elif not tensors:
+        notes.append("The size of the weights is unknown: no tensor headers, and too little in the configuration.")
     elif not family.exact:
         notes.append(
-            f"No sharding rule for the architecture {model.architecture or '(not named)'}: matrices are taken as divided over the ranks, vectors as whole, with wide bounds."
+            f"No sharding rule for the architecture {model.architecture or '(not named)'}: matrices are taken as "
+            "divided over the ranks, vectors as whole, with wide bounds."
         )
     if settings.cpu_offload_bytes:
         notes.append("The decoder layers that --cpu-offload-gb moves to host memory are left out.")
@@ -105,13 +114,14 @@ class _Plan:
         self.method = declared or settings.quantization
         self.model_bytes = MODEL_DTYPE_BYTES.get(settings.dtype, 2)
         online = online_bytes_per_parameter(settings.quantization) if declared is None else None
-        self.online, self.online_assumed = online if online is not None else (None, False)
+        self.online: float | None = online[0] if online is not None else None
+        self.online_assumed = online is not None and online[1]
         self.speculates = (settings.speculative_method or "").endswith("mtp") and settings.num_speculative_tokens > 0
         self.tower = self._loads_tower()
         self.tied = self._tied(tensors)
-        self.unmatched = 0
-        # a tensor beyond the last decoder layer belongs to the prediction head (DeepSeek)
-        self.last_layer = model.text.num_hidden_layers if family.get("mtp_beyond_last_layer") else None
+        # tensors beyond the last decoder layer belong to a prediction head
+        beyond = family.get("mtp_beyond_last_layer") or not family.exact
+        self.last_layer = model.text.num_hidden_layers if beyond else None
         self.groups: list[tuple[TensorGroup, Placement]] = []
         self.embedding: tuple[TensorGroup, Placement] | None = None
         has_head = False
@@ -131,6 +141,7 @@ class _Plan:
                 placement = structs.replace(placement, split="matrix" if not family.exact else "replicated")
             self.groups.append((group, placement))
         self.missing_head = bool(tensors) and not has_head and not self.tied
+        self.exact = family.exact and bool(tensors)
 
     def _loads_tower(self) -> bool:
         settings, modalities = self.settings, self.family.get("modalities", ())
@@ -142,7 +153,7 @@ class _Plan:
     def _tied(self, tensors: tuple[TensorGroup, ...]) -> bool:
         if self.text.tie_word_embeddings is not None:
             return self.text.tie_word_embeddings
-        return not any(group.name.endswith("lm_head.weight") for group in tensors)
+        return not any("lm_head." in group.name for group in tensors)
 
     def sharding(self, tensor_rank: int) -> Sharding:
         settings, quantization = self.settings, self.model.quantization
@@ -177,38 +188,39 @@ class _Plan:
                 continue
             whole = placement.component == _VISION and tower_whole
             here = structs.replace(placement, split="replicated") if whole else placement
-            if here.split == "matrix":
-                size = self._divided_matrix(group, sharding)
-            else:
-                size = tensor_bytes(group, here, sharding)
+            matrix = here.split == "matrix"
+            size: float = self._divided_matrix(group, sharding) if matrix else tensor_bytes(group, here, sharding)
             if not size:
                 continue
             if placement.absorbed and group.dtype not in FLOAT_BYTES and placement.leaf.kind == "data":
                 size += self._absorbed_bytes(sharding)
-            for count, component, part in (
-                (in_decoder, placement.component, placement.part),
-                (in_head, _OTHER, "mtp"),
-            ):
-                if count:
-                    self._add(sums, group, here, sharding, size * count, component, part)
+            sums.parts[placement.component, placement.part] += size * in_decoder
+            sums.parts[_OTHER, "mtp"] += size * in_head
+            if not self.exact:
+                self._add_bounds(sums, group, here, sharding, size, in_decoder + in_head)
             if group.layers is not None and placement.component == _LANGUAGE:
                 sums.decoder += size * in_decoder
             self._add_parameter(sums, group, here, size, in_decoder + in_head)
-        self._add_derived(sums, stage, sharding)
+        if not self.groups and self.model.weight_bytes:
+            stages = self.settings.pipeline_parallel_size
+            sums.parts[_LANGUAGE, "other"] = self.model.weight_bytes / (sharding.tensor_parallel * stages)
+            sums.low[_LANGUAGE] = 0.0  # parts of the checkpoint may not be loaded
+            sums.high[_LANGUAGE] = self.model.weight_bytes / stages
+        if self.groups:
+            self._add_derived(sums, stage, sharding)
         return sums
 
     def _counts(self, group: TensorGroup, placement: Placement, stage: _Stage) -> tuple[int, int]:
         """How many tensors of the group this stage has: in the decoder or tower, and in the prediction head."""
         if placement.component == _VISION:
-            first_only = self.settings.pipeline_parallel_size > 1 and at_least(self.settings.version, "0.33")
-            return (group.count if stage.first or not first_only else 0), 0
+            return (group.count if self._tower_on(stage) else 0), 0
         if placement.part == "mtp":
             return (group.count if stage.last else 0), 0
         if group.layers is None:
             if placement.part == "embeddings":
                 return (group.count if self._has_embedding(stage) else 0), 0
             return (group.count if stage.last else 0), 0
-        last = self.last_layer
+        last = self.last_layer if _DECODER_LAYERS.match(group.name) else None
         in_head = 0
         if last is not None and stage.last and self.speculates:
             in_head = sum(count for layer, count in group.layers.items() if layer >= last)
@@ -234,18 +246,17 @@ class _Plan:
         width = (text.qk_nope_head_dim or 0) + (text.v_head_dim or 0)
         return (text.kv_lora_rank or 0) * heads * width * self.model_bytes
 
-    def _add(
-        self, sums: _Sums, group: TensorGroup, placement: Placement, sharding: Sharding, size: float, component: str, part: str
+    def _add_bounds(
+        self, sums: _Sums, group: TensorGroup, placement: Placement, sharding: Sharding, size: float, count: int
     ) -> None:
-        sums.parts[component, part] += size
-        if self.family.exact:
-            return
-        whole = size * group.nbytes / max(tensor_bytes(group, placement, sharding), 1) if placement.split != "matrix" else None
-        if whole is None:
-            whole = size * group.nbytes / max(self._divided_matrix(group, sharding), 1)
-        ranks = sharding.tensor_parallel
-        sums.low[component] += min(size, whole / ranks)
-        sums.high[component] += size if placement.split in ("experts", "vocabulary") else max(size, whole)
+        """Without a rule: at least an even share of the tensor, at most all of it but for experts and vocabulary.
+        A tensor whose name no rule knows may not be loaded at all."""
+        one = structs.replace(sharding, tensor_parallel=1, expert_ranks=1, local_experts=None)
+        whole = float(group.nbytes) if placement.split == "matrix" else tensor_bytes(group, placement, one)
+        divided = placement.split in ("experts", "vocabulary")
+        if placement.known:
+            sums.low[placement.component] += min(size, whole / sharding.tensor_parallel) * count
+        sums.high[placement.component] += (size if divided else max(size, whole)) * count
 
     def _add_parameter(self, sums: _Sums, group: TensorGroup, placement: Placement, size: float, count: int) -> None:
         """Stored tensors that the engine keeps as one parameter (q, k and v; gate and up; all experts of a layer)."""
@@ -269,7 +280,7 @@ class _Plan:
             group, placement = self.embedding
             size = tensor_bytes(group, placement, sharding)
             sums.parts[_LANGUAGE, "lm_head"] += size
-            if not self.family.exact:
+            if not self.exact:
                 sums.high[_LANGUAGE] += size
         pipelined = self.settings.pipeline_parallel_size > 1
         if self.speculates and pipelined and stage.last and self.embedding and not self._has_embedding(stage):
@@ -277,10 +288,10 @@ class _Plan:
         rope = rope_cache_bytes(self.text, self.family, self.settings, self.model_bytes)
         if rope:
             sums.parts[_OTHER, "rope caches"] += rope
-            if not self.family.exact:
+            if not self.exact:
                 sums.high[_OTHER] += rope
         vision = self.model.vision
-        if self.family.get("deepstack_buffer") and vision is not None and self._deepstack_here(stage):
+        if self.family.get("deepstack_buffer") and vision is not None and self._tower_on(stage):
             width = self.text.hidden_size or 0
             rows = self.settings.max_num_batched_tokens
             sums.parts[_OTHER, "deepstack buffer"] += len(vision.deepstack_layers) * rows * width * self.model_bytes
@@ -288,10 +299,9 @@ class _Plan:
             slots = self._lora_bytes(stage, sharding)
             sums.parts[_OTHER, "lora slots"] += slots
 
-    def _deepstack_here(self, stage: _Stage) -> bool:
-        if not at_least(self.settings.version, "0.33"):
-            return self.tower or not self.settings.language_model_only
-        return self.tower and (stage.first or self.settings.pipeline_parallel_size == 1)
+    def _tower_on(self, stage: _Stage) -> bool:
+        """From 0.33 on, encoders run on the first stage only."""
+        return self.tower and (stage.first or not at_least(self.settings.version, "0.33"))
 
     def _lora_bytes(self, stage: _Stage, sharding: Sharding) -> int:
         """Slots for adapters on every linear layer of the decoder: the down matrix whole for column-parallel
@@ -368,10 +378,10 @@ def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...]
         low = high = size
         own: Basis = "computed" if component == _OTHER and "mtp" not in detail else basis
         note = None
-        if not plan.family.exact:
+        if not plan.exact:
             low = min(size - 1, math.floor(sums.low[component]))
             high = max(size + 1, math.ceil(sums.high[component]))
-            own, note = "assumed", "no sharding rule for this architecture"
+            own, note = "assumed", "no sharding rule for this architecture or format"
         elif plan.online_assumed or (component == _OTHER and "lora slots" in detail):
             slots = detail.get("lora slots", 0) if component == _OTHER else 0
             spread = slots // 2 if slots else size // 20

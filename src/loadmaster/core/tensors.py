@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from loadmaster.core.architectures import family_of
-from loadmaster.core.facts import ModelFacts, TensorGroup, TextConfig, VisionConfig
+from loadmaster.core.facts import ModelFacts, TensorGroup, VisionConfig
 from loadmaster.core.storedlinear import Exclusions, item_bytes, stored_linear
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "half": "F16"}
 
 
-class _Incomplete(Exception):
+class _IncompleteError(Exception):
     """A size that the computation needs is not in the configuration."""
 
 
@@ -33,7 +33,7 @@ def synthesise(model: ModelFacts) -> tuple[TensorGroup, ...]:
         if model.vision is not None and family.vision is not None:
             _TOWERS[family.name](build, model.vision)
         return build.groups()
-    except _Incomplete:
+    except _IncompleteError:
         return ()
 
 
@@ -68,7 +68,7 @@ class _Builder:
         if packed is None or packed:
             stored = stored_linear(self.model.quantization, out, into, self.dtype)
             if stored is None:
-                raise _Incomplete(f"no layout known for {self.model.quantization.method}")
+                raise _IncompleteError(f"no layout known for {self.model.quantization.method}")
             for leaf, dtype, shape in stored:
                 self.add(f"{name}.{leaf}", *shape, dtype=dtype, layers=packed, each=each)
         if plain is None or plain:
@@ -91,14 +91,16 @@ class _Builder:
 
     def groups(self) -> tuple[TensorGroup, ...]:
         return tuple(
-            TensorGroup(name, dtype, shape, math.prod(shape) * item_bytes(dtype), count, self._layers[name, dtype, shape])
+            TensorGroup(
+                name, dtype, shape, math.prod(shape) * item_bytes(dtype), count, self._layers[name, dtype, shape]
+            )
             for (name, dtype, shape), count in self._count.items()
         )
 
 
 def _need(value: int | None) -> int:
     if value is None:
-        raise _Incomplete("a size is missing")
+        raise _IncompleteError("a size is missing")
     return value
 
 
@@ -287,7 +289,9 @@ def _qwen_tower(build: _Builder, vision: VisionConfig) -> None:
     out = vision.out_hidden_size or _need(build.text.hidden_size)
     wide = _need(vision.intermediate_size)
     merged = hidden * merge * merge
-    build.add(p + "patch_embed.proj.weight", hidden, vision.in_channels or 3, vision.temporal_patch_size or 2, patch, patch)
+    build.add(
+        p + "patch_embed.proj.weight", hidden, vision.in_channels or 3, vision.temporal_patch_size or 2, patch, patch
+    )
     if not old:
         build.add(p + "patch_embed.proj.bias", hidden)
         build.add(p + "pos_embed.weight", _need(vision.num_position_embeddings), hidden)
@@ -298,17 +302,26 @@ def _qwen_tower(build: _Builder, vision: VisionConfig) -> None:
     _plain_linear(build, block + "attn.qkv", 3 * hidden, hidden, depth)
     _plain_linear(build, block + "attn.proj", hidden, hidden, depth)
     if first or not old:
-        for name, rows, columns in ((("fc1", "linear_fc1")[not old], wide, hidden), (("fc2", "linear_fc2")[not old], hidden, wide)):
+        for name, rows, columns in (
+            (("fc1", "linear_fc1")[not old], wide, hidden),
+            (("fc2", "linear_fc2")[not old], hidden, wide),
+        ):
             _plain_linear(build, f"{block}mlp.{name}", rows, columns, depth)
     else:
-        for name, rows, columns in (("gate_proj", wide, hidden), ("up_proj", wide, hidden), ("down_proj", hidden, wide)):
+        for name, rows, columns in (
+            ("gate_proj", wide, hidden),
+            ("up_proj", wide, hidden),
+            ("down_proj", hidden, wide),
+        ):
             _plain_linear(build, f"{block}mlp.{name}", rows, columns, depth)
     if old:
         _norm(build, p + "merger.ln_q", hidden, bias=first)
         _plain_linear(build, p + "merger.mlp.0", merged, merged)
         _plain_linear(build, p + "merger.mlp.2", out, merged)
         return
-    mergers = [("merger.", hidden)] + [(f"deepstack_merger_list.{index}.", merged) for index in range(len(vision.deepstack_layers))]
+    mergers = [("merger.", hidden)] + [
+        (f"deepstack_merger_list.{index}.", merged) for index in range(len(vision.deepstack_layers))
+    ]
     for name, width in mergers:
         _norm(build, p + name + "norm", width)
         _plain_linear(build, p + name + "linear_fc1", merged, merged)
