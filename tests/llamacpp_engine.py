@@ -1,0 +1,79 @@
+"""Loads a GGUF file with the real llama.cpp, in a child process, and reads what the engine prints.
+
+Needs xllamacpp. The engine holds the interpreter's lock while it loads and reports errors on stderr alone,
+therefore the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHILD = """
+import json, os, sys
+wanted = json.loads(sys.argv[1])
+import xllamacpp
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS")}
+params = xllamacpp.CommonParams()
+params.model.path = wanted["model"]
+if wanted["projector"]:
+    params.mmproj.path = wanted["projector"]
+params.verbosity, params.cpuparams.n_threads, params.cpuparams_batch.n_threads = 4, 1, 1
+for name, value in wanted["set"].items():
+    kind = xllamacpp.ggml_type if name.startswith("cache_type") else xllamacpp.llama_flash_attn_type
+    setattr(params, name, getattr(kind, value) if isinstance(value, str) else value)
+server = xllamacpp.Server(params)
+print(json.dumps(resident()), flush=True)
+os._exit(0)
+"""
+
+# what a flag is called in the engine's parameters
+PARAMETERS = {
+    "-c": "n_ctx", "-np": "n_parallel", "-b": "n_batch", "-ub": "n_ubatch", "--image-max-tokens": "image_max_tokens",
+}  # fmt: skip
+
+
+def parameters(flags: str) -> dict[str, Any]:
+    """The engine's parameters for these flags."""
+    values: dict[str, Any] = {"warmup": False, "n_parallel": -1}
+    words = flags.split()
+    for at, word in enumerate(words):
+        if word in PARAMETERS:
+            values[PARAMETERS[word]] = int(words[at + 1])
+        elif word in ("-ctk", "-ctv"):
+            values[f"cache_type_{word[-1]}"] = f"GGML_TYPE_{words[at + 1].upper()}"
+        elif word == "-fa":
+            values["flash_attn_type"] = {"off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}[words[at + 1]]
+        elif word == "-kvu":
+            values["kv_unified"] = True
+        elif word == "--swa-full":
+            values["swa_full"] = True
+    return values
+
+
+def load(model: Path, tower: Path | None, settings: dict[str, Any]) -> tuple[str, int]:
+    """Load in a child process: the engine's log, and the resident bytes."""
+    wanted = {"model": str(model), "projector": str(tower) if tower else "", "set": settings}
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(wanted)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+    )
+    if run.returncode:
+        raise RuntimeError(f"the engine did not load {model}: {run.stderr[-1500:]}")
+    return run.stderr, int(json.loads(run.stdout)["VmRSS"])
+
+
+def sizes(log: str, pattern: str) -> float:
+    """Sum of the MiB that the log prints after ``pattern``."""
+    return sum(float(value) for value in re.findall(pattern + r" *= *([\d.]+)", log))
