@@ -255,6 +255,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     auto_map: bool = False  # config.json names code of its own
     config: dict[str, Any] = {}  # raw config.json
     findings: tuple[Finding, ...] = ()  # integrity
+    notes: tuple[str, ...] = ()  # what is assumed: a configuration or a quantisation taken from the name
 
 
 # ---------------------------------------------------------------------------------------------- GPUs
@@ -397,6 +398,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     attention_backend: str | None = None  # "FLASH_ATTN", "FLASHINFER", "TRITON_MLA", ...; None: chosen by the engine
     gdn_prefill_backend: str = "auto"  # "auto", "triton", "flashinfer", "cutedsl"
     video_pruning: bool = False  # --video-pruning-rate > 0
+    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) has expandable_segments:True
     origins: dict[str, Setting] = {}
 
 
