@@ -1,0 +1,163 @@
+"""The table of public models is sound, and names of rebuilt checkpoints find the model that they come from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.core.facts import ModelFacts
+from loadmaster.core.knownmodels import entries, known_model
+from loadmaster.core.modelconfig import config_findings
+
+
+def model(name: str) -> ModelFacts:
+    found = known_model(name)
+    assert found is not None, name
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+
+def test_the_table_knows_250_names_and_more() -> None:
+    names = [name.lower() for entry in entries() for name in entry.names]
+    assert len(names) >= 250
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.names[0])
+def test_every_entry_is_plausible(entry) -> None:  # type: ignore[no-untyped-def]
+    assert entry.source and all(source.startswith("https://") for source in entry.source)
+    assert all(name.count("/") == 1 for name in entry.names)
+    assert not config_findings(entry.config)
+    for name in entry.names:
+        facts = model(name)
+        assert facts.config["architectures"] == entry.config["architectures"]
+        assert facts.format == "known" and not facts.tensors
+        text = facts.text
+        if text.num_attention_heads and text.num_key_value_heads:
+            assert text.num_attention_heads % text.num_key_value_heads == 0
+        if text.layer_types:
+            assert len(text.layer_types) == text.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "heads", "kv_heads", "context"),
+    [
+        ("Qwen/Qwen3.5-35B-A3B", 40, 2048, 16, 2, 262144),
+        ("Qwen/Qwen3-8B", 36, 4096, 32, 8, 40960),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", 94, 4096, 64, 4, 262144),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", 80, 8192, 64, 8, 128000),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", 32, 4096, 32, 8, 8192),
+        ("google/gemma-3-27b-it", 62, 5376, 32, 16, 131072),
+        ("deepseek-ai/DeepSeek-R1", 61, 7168, 128, 128, 163840),
+        ("OpenGVLab/InternVL3-78B", 80, 8192, 64, 8, 32768),
+        ("openai/gpt-oss-120b", 36, 2880, 64, 8, 131072),
+    ],
+)
+def test_known_shapes(name: str, layers: int, hidden: int, heads: int, kv_heads: int, context: int) -> None:
+    text = model(name).text
+    assert (text.num_hidden_layers, text.hidden_size) == (layers, hidden)
+    assert (text.num_attention_heads, text.num_key_value_heads) == (heads, kv_heads)
+    assert text.max_position_embeddings == context
+
+
+def test_a_vision_model_has_its_tower_and_pixel_limits() -> None:
+    facts = model("Qwen/Qwen2.5-VL-7B-Instruct")
+    assert facts.architecture == "Qwen2_5_VLForConditionalGeneration"
+    assert facts.vision is not None and facts.vision.depth == 32
+    assert facts.processor is not None and facts.processor.max_pixels == 12845056
+    assert not facts.auto_map
+
+
+def test_remote_code_is_known() -> None:
+    assert model("OpenGVLab/InternVL3-8B").auto_map
+    assert not model("Qwen/Qwen3.5-35B-A3B").auto_map
+
+
+def test_native_quantisation_stays() -> None:
+    assert model("deepseek-ai/DeepSeek-V3").quantization.block_shape == (128, 128)
+    assert model("openai/gpt-oss-20b").quantization.method == "mxfp4"
+    assert model("Qwen/Qwen3-8B").quantization.method is None
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("spelling", "same_as"),
+    [
+        ("qwen/qwen3-8b", "Qwen/Qwen3-8B"),
+        ("Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/data/models/Qwen2.5-VL-7B-Instruct/", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("/data/models/Qwen/Qwen2___5-VL-72B-Instruct", "Qwen/Qwen2.5-VL-72B-Instruct"),
+        ("Qwen2___5-VL-72B", "Qwen/Qwen2.5-VL-72B-Instruct"),
+        ("~/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/0123456789abcdef", "Qwen/Qwen3-8B"),
+        ("/models/qwen35-27b", "Qwen/Qwen3.5-27B"),
+        ("D:\\models\\Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/srv/Qwen3-8B/snapshot/", "Qwen/Qwen3-8B"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("./models/internvl3_5-4b", "OpenGVLab/InternVL3_5-4B"),
+        ("google/gemma-4-31b", "google/gemma-4-31B-it"),
+    ],
+)
+def test_spellings(spelling: str, same_as: str) -> None:
+    assert model(spelling).config == model(same_as).config
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "method", "bits"),
+    [
+        ("/data/models/Qwen2.5-VL-7B-Instruct-AWQ/", "Qwen/Qwen2.5-VL-7B-Instruct", "awq", 4),
+        ("qwen35-27b-awq", "Qwen/Qwen3.5-27B", "awq", 4),
+        ("/mnt/e/models/Qwen3-32B-awq-asym", "Qwen/Qwen3-32B", "awq", 4),
+        ("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", "Qwen/Qwen3.6-35B-A3B", "compressed-tensors", 4),
+        ("Qwen/Qwen2.5-VL-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-VL-72B-Instruct", "gptq", 4),
+        ("Qwen2.5-VL-7B-GPTQ-Int8", "Qwen/Qwen2.5-VL-7B-Instruct", "gptq", 8),
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B", "fp8", 8),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "Qwen/Qwen3-32B", "compressed-tensors", 8),
+        ("nvidia/Qwen3.5-122B-A10B-NVFP4", "Qwen/Qwen3.5-122B-A10B", "modelopt", 4),
+        ("/models/gemma-4-26B-A4B-it-NVFP4-modelopt", "google/gemma-4-26B-A4B", "modelopt", 4),
+        ("unsloth/QwQ-32B-unsloth-bnb-4bit", "Qwen/QwQ-32B", "bitsandbytes", 4),
+        ("neuralmagic/Qwen2-72B-Instruct-quantized.w8a16", "Qwen/Qwen2-72B-Instruct", "compressed-tensors", 8),
+        ("Qwen3-8B-w4a16", "Qwen/Qwen3-8B", "compressed-tensors", 4),
+        ("gaunernst/gemma-3-27b-it-int4-awq", "google/gemma-3-27b-it", "awq", 4),
+        ("/root/.cache/huggingface/gemma-4-31b-qat-awq-int4", "google/gemma-4-31B", "awq", 4),
+    ],
+)
+def test_rebuilds(name: str, base: str, method: str, bits: int) -> None:
+    facts, original = model(name), model(base)
+    assert facts.text == original.text
+    assert facts.vision == original.vision
+    assert (facts.quantization.method, facts.quantization.bits) == (method, bits)
+    assert facts.quantization.label is not None and facts.quantization.label.endswith("by its name")
+    assert any("assumed from the name" in note for note in facts.notes)
+
+
+def test_a_rebuild_replaces_the_native_quantisation() -> None:
+    assert model("cognitivecomputations/DeepSeek-R1-AWQ").quantization.method == "awq"
+    plain = model("unsloth/DeepSeek-V3-bf16")
+    assert plain.quantization.method is None
+    assert plain.text.dtype == "bfloat16"
+
+
+def test_the_name_is_kept_and_the_base_is_said() -> None:
+    facts = model("/data/Qwen3-8B-AWQ")
+    assert facts.name == "/data/Qwen3-8B-AWQ"
+    assert any("Qwen/Qwen3-8B" in note for note in facts.notes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/", "models", "/model", "/opt/models/chat", "mistral", "llama", "Qwen", "qwen2_vl_lora_sft", "awq", "8B",
+     "Qwen/Qwen3-8B-GGUF", "someone/Qwen3-8B-Reranker", "./my-vision-model", "${MODEL}", "a" * 100_000, "___", "-_-"],
+)  # fmt: skip
+def test_unclear_names_are_unknown(name: str) -> None:
+    assert known_model(name) is None
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_answered(name: str) -> None:
+    found = known_model(name)
+    assert found is None or found.format == "known"
