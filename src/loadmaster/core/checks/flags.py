@@ -152,6 +152,7 @@ def _leaving(case: LaunchCase) -> Iterator[Finding]:
 def _values(case: LaunchCase) -> Iterator[Finding]:
     ranges = load_toml("flag-hints.toml")["ranges"]
     table = flag_table(case.version).flags
+    told = {"--limit-mm-per-prompt"} if _old_pairs(case.written("--limit-mm-per-prompt") or "") else set()
     for flag, value in case.launch.flags.items():
         state = table.get(flag)
         if state is None or (isinstance(value, str) and is_placeholder(value)):
@@ -161,12 +162,18 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
             problem = _not_a_choice(case, value, state)
         if problem is None:
             continue
+        told.add(flag)
         yield finding(
             "flag-value-invalid",
             f"{flag} {problem}",
             evidence=[Evidence("command", case.shown(flag))],
             fixes=_value_fixes(flag, value),
         )
+    for item in case.launch.refused:
+        flag = item.text.split()[0] if item.text.strip() else ""
+        if flag in told or flag == "--quantization" or is_placeholder(item.text):
+            continue
+        yield finding("flag-value-invalid", f"{case.version_words} refuses this: {item.text}", evidence=[item])
 
 
 def _wrong_kind(case: LaunchCase, flag: str, value: Any, state: Flag) -> str | None:

@@ -17,6 +17,7 @@ _DESKTOP = (3 * GIB) // 2  # what a desktop takes of a card: 0.3 to 1.5 GiB
 _DESKTOP_NAMES = re.compile(r"xorg|xwayland|gnome|kwin|plasma|mutter|compiz|firefox|chrome|explorer|dwm", re.IGNORECASE)
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _CUSTOM_SIZES = (2, 4, 6, 8, 16)  # ranks that the custom all-reduce is made for
+_WIDE_LEVELS = ("SYS", "PHB", "PXB", "5", "4", "3")  # NCCL_P2P_LEVEL beyond NVLink
 _SLEEP_REFUSES_UNTIL, _CONNECTOR_REFUSES_SINCE = "0.21", "0.21"
 
 
@@ -311,20 +312,30 @@ def _expandable(case: LaunchCase, evidence: tuple[Evidence, ...], drop: Fix) -> 
 
 
 def _peer(case: LaunchCase) -> Iterator[Finding]:
-    if case.tensor_parallel < 2 or case.used_gpus is None:
+    if case.tensor_parallel < 2:
         return
-    without = [gpu for gpu in case.used_gpus if gpu.peer_access is False]
-    if not without:
-        return
-    names = sorted({gpu.name or "unnamed" for gpu in without})
-    card = Evidence("gpu", f"no peer access: {', '.join(names)}")
-    level = case.launch.env.get("NCCL_P2P_LEVEL", "").upper()
-    if level in ("SYS", "PHB", "PXB", "5", "4", "3") and case.launch.env.get("NCCL_P2P_DISABLE") != "1":
+    cards = case.used_gpus or ()
+    env = case.launch.env
+    without = [gpu for gpu in cards if gpu.peer_access is False]
+    if without and env.get("NCCL_P2P_LEVEL", "").upper() in _WIDE_LEVELS and env.get("NCCL_P2P_DISABLE") != "1":
+        names = sorted({gpu.name or "unnamed" for gpu in without})
         yield finding(
             "nccl-p2p-hang",
             "NCCL is told to use peer-to-peer, which these cards do not have.",
-            evidence=[*case.env_evidence("NCCL_P2P_LEVEL"), card],
+            evidence=[*case.env_evidence("NCCL_P2P_LEVEL"), Evidence("gpu", f"no peer access: {', '.join(names)}")],
             fixes=[Fix("Let NCCL go through the host.", env={"NCCL_P2P_DISABLE": "1"})],
             severity="warning",
             confidence="likely",
+        )
+    if env.get("NCCL_P2P_DISABLE") == "1" and not any(gpu.nvlink for gpu in cards):
+        runs = _custom_all_reduce(case)
+        if runs is False:
+            return
+        yield finding(
+            "custom-allreduce",
+            "NCCL_P2P_DISABLE speaks to NCCL only: the engine's own all-reduce still writes from card to card.",
+            evidence=[*case.env_evidence("NCCL_P2P_DISABLE"), *case.evidence("--tensor-parallel-size")],
+            fixes=[Fix("If peer access does not work here, switch it off for both.", ("--disable-custom-all-reduce",))],
+            severity="warning" if runs else "note",
+            confidence="likely" if runs else "possible",
         )

@@ -43,7 +43,7 @@ def _cards(case: LaunchCase) -> Iterator[Finding]:
         )
         if size > 1
     ]
-    product = " x ".join(sizes) if len(sizes) > 1 else sizes[0] + " parallel"
+    product = " x ".join(sizes) or "one rank"
     severity, confidence = _over_nodes(case)
     known = case.visible[1] if case.visible and case.visible[0] == case.cards else f"{case.cards} cards are there"
     evidence = [
@@ -52,7 +52,7 @@ def _cards(case: LaunchCase) -> Iterator[Finding]:
     ]
     yield finding(
         "tp-exceeds-gpus",
-        f"{product} needs {case.world} cards, the engine sees {case.cards}."
+        f"The launch ({product}) needs {case.world} card{'s' if case.world > 1 else ''}, the engine sees {case.cards}."
         + ("" if confidence == "certain" else " Right only if other nodes bring the rest."),
         evidence=evidence,
         fixes=_card_fixes(case),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import structs
+
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
@@ -19,22 +21,31 @@ def check_plan(case: LaunchCase) -> Iterator[Finding]:
 
 
 def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
-    """The first error carries the re-planned fix in front of its own."""
+    """The first error carries the change that makes the whole launch fit; the others' own fixes are planned too."""
     fixes: tuple[Fix, ...] = ()
     if sheet.fits is False:
         from loadmaster.core.recommend import smallest_fix
 
         assert case.model is not None and case.gpus
         fixes = smallest_fix(case.model, case.gpus, case.launch, case.planned_engine, sheet)
-    given = False
     for item in sheet.findings:
-        if fixes and not given and item.severity == "error":
-            given = True
-            own = tuple(fix for fix in item.fixes if fix not in fixes)
-            item = Finding(
-                item.code, item.severity, item.title, item.cause, item.evidence, (*fixes, *own), item.confidence
-            )
-        yield item
+        own = tuple(_planned(case, item, fix) for fix in item.fixes) if item.severity == "error" else item.fixes
+        if fixes and item.severity == "error":
+            own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
+            fixes = ()
+        yield structs.replace(item, fixes=own)
+
+
+def _planned(case: LaunchCase, item: Finding, fix: Fix) -> Fix:
+    """The fix, marked as planned when a plan with its flags no longer has the finding."""
+    if fix.replanned or not fix.argv:
+        return fix
+    from loadmaster.core.argv import parse_argv, with_flags
+
+    changes = parse_argv(["vllm", "serve", "m", *fix.argv], engine_version=case.version).flags
+    sheet = case.plan(with_flags(case.launch, {**dict.fromkeys(fix.remove), **changes}))
+    still = sheet is None or any(other.code == item.code and other.severity == "error" for other in sheet.findings)
+    return fix if still else structs.replace(fix, replanned=True)
 
 
 # ------------------------------------------------------------------------------------------ eager mode
