@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.core import published
+from tests.core.published import facts
 
 from loadmaster.core.facts import GIB, Amount, ModelFacts, Quantization, RankWeights, Settings, TensorGroup, TextConfig
 from loadmaster.core.shards import shard_weights
 from loadmaster.core.tensors import synthesise
-from tests.core import published
-from tests.core.published import facts
 
 
 def settings(version: str, ranks: int = 1, **changes: object) -> Settings:
@@ -147,7 +147,9 @@ def test_experts_that_do_not_divide_go_to_the_first_ranks() -> None:
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config["architectures"][0])
 def test_components_add_up_to_the_parts(config: published.Config) -> None:
     for rank in shard_weights(facts(config), settings("0.33", 2, pipeline_parallel_size=2)):
-        assert sum(amount.bytes for amount in rank.components.values()) == pytest.approx(sum(rank.detail.values()), abs=64)
+        assert sum(amount.bytes for amount in rank.components.values()) == pytest.approx(
+            sum(rank.detail.values()), abs=64
+        )
         assert all(amount.low <= amount.bytes <= amount.high for amount in rank.components.values())
 
 
@@ -168,9 +170,13 @@ def test_tied_embeddings_are_held_once_and_by_both_ends_of_the_pipeline() -> Non
     tied, untied = facts(published.QWEN_2_5_3B), facts({**published.QWEN_2_5_3B, "tie_word_embeddings": False})
     assert "lm_head" not in shard_weights(tied, settings("0.33"))[0].detail
     assert shard_weights(untied, settings("0.33"))[0].detail["lm_head"] == 151936 * 2048 * 2
-    ends = [rank.detail.get("embeddings", 0) for rank in shard_weights(tied, settings("0.33", pipeline_parallel_size=3))]
+    ends = [
+        rank.detail.get("embeddings", 0) for rank in shard_weights(tied, settings("0.33", pipeline_parallel_size=3))
+    ]
     assert ends == [151936 * 2048 * 2, 0, 151936 * 2048 * 2]
-    first = [rank.detail.get("embeddings", 0) for rank in shard_weights(untied, settings("0.33", pipeline_parallel_size=2))]
+    first = [
+        rank.detail.get("embeddings", 0) for rank in shard_weights(untied, settings("0.33", pipeline_parallel_size=2))
+    ]
     assert first == [151936 * 2048 * 2, 0]
 
 
@@ -222,7 +228,9 @@ def test_rope_table_of_multimodal_positions(version: str, mib: int) -> None:
 
 def test_small_gated_projections_are_whole_with_gptq_from_0_22() -> None:
     model = facts(published.QWEN_3_5_35B_GPTQ)
-    old, new = (shard_weights(model, settings(version, 4))[0].detail["linear attention"] for version in ("0.21", "0.22"))
+    old, new = (
+        shard_weights(model, settings(version, 4))[0].detail["linear attention"] for version in ("0.21", "0.22")
+    )
     assert new - old == 30 * 2 * 32 * 2048 * 2 * 3 // 4
 
 

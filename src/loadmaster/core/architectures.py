@@ -146,9 +146,9 @@ def place(family_name: str, architecture: str | None, name: str, method: str | N
 
 
 def online_bytes_per_parameter(quantization: str | None) -> tuple[float, bool] | None:
-    """Bytes of a linear layer's parameter under ``--quantization`` of an unquantised checkpoint, and whether
-    that is assumed; None when the method does not quantise while loading."""
+    """Bytes of a linear layer's parameter under ``--quantization`` of an unquantised checkpoint, and whether only
+    routed experts are quantised; None when the method does not quantise while loading."""
     for entry in load_toml(_TABLE)["online"]:
         if quantization in entry["names"]:
-            return float(entry["bytes_per_parameter"]), bool(entry.get("assumed", False))
+            return float(entry["bytes_per_parameter"]), bool(entry.get("experts_only", False))
     return None

@@ -30,7 +30,7 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
     Raises ValueError when the configuration does not say how large a token is.
     """
     text = model.text
-    token = attention_token_bytes(text, settings)
+    token = attention_token_bytes(model, settings)
     layers = text.num_hidden_layers or len(text.layer_types)
     if not token or not layers:
         raise ValueError("the configuration does not say how large the cache of a token is (heads, head size, layers)")

@@ -39,14 +39,11 @@ def rule(name: str, version: str) -> dict[str, Any]:
     return held
 
 
-def attention_token_bytes(text: TextConfig, settings: Settings) -> int | None:
+def attention_token_bytes(model: ModelFacts, settings: Settings) -> int | None:
     """Bytes of one token in one attention layer of one rank; None when the configuration does not say."""
+    text = model.text
     if text.kv_lora_rank:  # the latent vector is shared by all heads, so every rank keeps all of it
-        table = load_toml("kv-cache.toml")["fp8_ds_mla"]
-        if settings.kv_cache_dtype == "fp8_ds_mla":
-            return int(table["bytes_per_token"])
-        width = text.kv_lora_rank + (text.qk_rope_head_dim or 0)
-        return int(width * settings.kv_cache_dtype_bytes)
+        return _latent_bytes(model, settings, text.kv_lora_rank + (text.qk_rope_head_dim or 0))
     heads, head_dim = text.num_key_value_heads or text.num_attention_heads, text.head_dim
     if not heads or not head_dim:
         return None
@@ -56,6 +53,25 @@ def attention_token_bytes(text: TextConfig, settings: Settings) -> int | None:
     scales = load_toml("kv-cache.toml")["token_scales"]
     extra = int(scales["bytes"]) * local if settings.kv_cache_dtype in scales["names"] else 0
     return int(2 * local * head_dim * settings.kv_cache_dtype_bytes) + extra
+
+
+def _latent_bytes(model: ModelFacts, settings: Settings, width: int) -> int:
+    table = load_toml("kv-cache.toml")
+    index = 0
+    packed = settings.kv_cache_dtype == "fp8_ds_mla"
+    if is_sparse(model):
+        head = model.config.get("index_head_dim")
+        head = head if isinstance(head, int) else int(table["sparse_index"]["head_dim"])
+        index = head + head // int(table["sparse_index"]["scale_block"]) * 4
+        packed = settings.kv_cache_dtype.startswith("fp8")
+    if packed:
+        return int(table["fp8_ds_mla"]["bytes_per_token"]) + index
+    return int(width * settings.kv_cache_dtype_bytes) + index
+
+
+def is_sparse(model: ModelFacts) -> bool:
+    """Latent attention with an index of tokens (DeepSeek V3.2), which has a cache of its own in every layer."""
+    return bool(model.text.kv_lora_rank) and isinstance(model.config.get("index_topk"), int)
 
 
 def state_bytes(text: TextConfig, settings: Settings) -> int | None:
@@ -78,16 +94,18 @@ def block_tokens(model: ModelFacts, settings: Settings) -> int:
     with recurrent state as many as make an attention page at least as large as the state."""
     text = model.text
     table = load_toml("kv-cache.toml")
-    base = settings.block_size or _preferred_block(text, settings, table)
-    token, state = attention_token_bytes(text, settings), state_bytes(text, settings)
+    base = settings.block_size or _preferred_block(model, settings, table)
+    token, state = attention_token_bytes(model, settings), state_bytes(text, settings)
     if "linear_attention" not in text.layer_types or not token or not state:
         return base
     step = _hybrid_step(text, settings, base)
     return max(base if settings.block_size else 0, step * up(state, step * token))
 
 
-def _preferred_block(text: TextConfig, settings: Settings, table: dict[str, Any]) -> int:
-    default = int(table["default_block_tokens"])
+def _preferred_block(model: ModelFacts, settings: Settings, table: dict[str, Any]) -> int:
+    text, default = model.text, int(table["default_block_tokens"])
+    if is_sparse(model):
+        return int(table["sparse_index"]["block_tokens"])
     if settings.attention_backend:
         return max(default, int(table["backend_block"].get(settings.attention_backend.upper(), default)))
     if not text.kv_lora_rank or settings.compute_capability is None:

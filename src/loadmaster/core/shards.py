@@ -23,6 +23,8 @@ from loadmaster.core.tensorlayout import FLOAT_BYTES, MODEL_DTYPE_BYTES, Shardin
 from loadmaster.core.tensors import synthesise
 
 _DECODER_LAYERS = re.compile(r"^(model\.|language_model\.|transformer\.)*(layers|h)\.\{l\}\.")
+# bitsandbytes, 64 weights a scale: 4-bit codes with 8-bit scales, against 32-bit ones
+_SCALES_AS_STORED = (0.5 + 1 / 64) / (0.5 + 4 / 64)
 _LANGUAGE, _VISION, _OTHER = "weights.language", "weights.vision", "weights.other"
 
 
@@ -115,9 +117,14 @@ class _Plan:
         self.model_bytes = MODEL_DTYPE_BYTES.get(settings.dtype, 2)
         online = online_bytes_per_parameter(settings.quantization) if declared is None else None
         self.online: float | None = online[0] if online is not None else None
-        self.online_assumed = online is not None and online[1]
+        self.online_experts_only = online is not None and online[1]
+        self.assumed_scales = self.method == "bitsandbytes"
         self.speculates = (settings.speculative_method or "").endswith("mtp") and settings.num_speculative_tokens > 0
         self.tower = self._loads_tower()
+        # config/parallel.py: use_sequence_parallel_moe, under which shared experts are not divided
+        self.whole_shared_experts = (
+            settings.expert_parallel and settings.tensor_parallel_size > 1 and settings.data_parallel_size > 1
+        )
         self.tied = self._tied(tensors)
         # tensors beyond the last decoder layer belong to a prediction head
         beyond = family.get("mtp_beyond_last_layer") or not family.exact
@@ -137,6 +144,8 @@ class _Plan:
                 if self.tied:
                     continue
                 has_head = True
+            if self.whole_shared_experts and placement.part == "shared expert and router":
+                placement = structs.replace(placement, split="replicated")
             if not placement.known and len(group.shape) > 1:
                 placement = structs.replace(placement, split="matrix" if not family.exact else "replicated")
             self.groups.append((group, placement))
@@ -174,6 +183,7 @@ class _Plan:
             model_bytes=self.model_bytes,
             scale_dtype_bytes=self.model_bytes if integers else 4,
             online_bytes=self.online,
+            online_experts_only=self.online_experts_only,
             weight_only_fp8=capability is not None and capability < (8, 9),
             swizzled_scales=capability is not None and capability >= (10, 0),
             fp8_block_rows=quantization.block_shape[0] if quantization.block_shape else 128,
@@ -270,7 +280,7 @@ class _Plan:
             return
         if group.dtype not in FLOAT_BYTES:
             parameter.repacked_from += size * per_layer
-        elif self.online is not None:
+        elif self.online is not None and (placement.split == "experts" or not self.online_experts_only):
             parameter.repacked_from += size * per_layer * self.model_bytes / self.online
 
     def _add_derived(self, sums: _Sums, stage: _Stage, sharding: Sharding) -> None:
@@ -346,6 +356,8 @@ def _merged_module(module: str) -> str:
 def _allocator_rounding(sums: _Sums, plan: _Plan) -> int:
     """Bytes of the allocator's blocks beyond the parameters in them. Modules are built tower first, then the
     embedding, the layers one by one, and the head."""
+    if plan.settings.expandable_segments:  # blocks are cut to the byte
+        return 0
     order = {_VISION: 0, _LANGUAGE: 1, _OTHER: 2}
     sizes: list[int] = []
     for component in sorted(order, key=order.__getitem__):
@@ -382,11 +394,13 @@ def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...]
             low = min(size - 1, math.floor(sums.low[component]))
             high = max(size + 1, math.ceil(sums.high[component]))
             own, note = "assumed", "no sharding rule for this architecture or format"
-        elif plan.online_assumed or (component == _OTHER and "lora slots" in detail):
-            slots = detail.get("lora slots", 0) if component == _OTHER else 0
-            spread = slots // 2 if slots else size // 20
+        elif component == _OTHER and "lora slots" in detail:
+            spread = detail["lora slots"] // 2
             low, high, own = size - spread, size + spread, "assumed"
-            note = "LoRA slots by the shapes of the linear layers" if slots else "bytes after quantising while loading"
+            note = "LoRA slots by the shapes of the linear layers"
+        elif component != _OTHER and plan.assumed_scales:
+            low, high, own = math.floor(size * _SCALES_AS_STORED), math.ceil(size / _SCALES_AS_STORED), "assumed"
+            note = "bitsandbytes: scales taken as expanded to 32 bits"
         components[component] = Amount(size, low, high, own, note)
     return RankWeights(
         tensor_rank=0,

@@ -35,6 +35,7 @@ class Sharding(Struct, frozen=True, kw_only=True):
     model_bytes: int
     scale_dtype_bytes: int
     online_bytes: float | None = None
+    online_experts_only: bool = False
     weight_only_fp8: bool = False
     swizzled_scales: bool = False
     fp8_block_rows: int = 128
@@ -87,8 +88,10 @@ def _loaded_bytes(group: TensorGroup, placement: Placement, sharding: Sharding) 
     if leaf.dtype == "scheme" and stored_float:
         return elements * sharding.scale_dtype_bytes
     if leaf.dtype == "model" and (stored_float or leaf.kind == "zero_point"):
-        if sharding.online_bytes is not None and placement.linear and leaf.kind == "data" and len(group.shape) > 1:
-            return math.ceil(elements * sharding.online_bytes)
+        online = sharding.online_bytes
+        applies = placement.linear and (placement.split == "experts" or not sharding.online_experts_only)
+        if online is not None and applies and leaf.kind == "data" and len(group.shape) > 1:
+            return math.ceil(elements * online)
         return elements * sharding.model_bytes
     return group.nbytes
 

@@ -25,7 +25,7 @@ def synthesise(model: ModelFacts) -> tuple[TensorGroup, ...]:
     It cannot for architectures without exact rules, formats without a known layout and missing sizes.
     """
     family = family_of(model.architecture)
-    if not family.exact:
+    if not family.exact or family.name not in _FAMILIES:
         return ()
     try:
         build = _Builder(model)
@@ -368,6 +368,12 @@ def _pixtral_tower(build: _Builder, vision: VisionConfig) -> None:
     _plain_linear(build, q + "linear_2", text, text, bias=False)
 
 
+_FAMILIES = frozenset(
+    (
+        *("qwen3_5", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen2_vl", "qwen", "qwen_moe"),
+        *("llama", "mistral3", "gemma3", "deepseek_v3"),
+    )
+)
 _TOWERS: dict[str, Callable[[_Builder, VisionConfig], None]] = {
     "qwen3_5": _qwen_tower,
     "qwen3_vl": _qwen_tower,
