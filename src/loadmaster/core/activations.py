@@ -19,6 +19,7 @@ from loadmaster.core.tower import Tower, encode
 
 _SORT_BELOW = 8  # rows; from this many on a Triton kernel filters top-k and top-p (topk_topp_sampler.py)
 _FLOAT32 = 4
+_LIMITED_SPLIT = 20 * MIB  # what the engine sets while it profiles, where it limits splitting
 _GDN_SCAN_PER_HEAD_WIDTH = 12  # bytes: h, u, w, v_new and A of the chunked scan, for each value head and its width
 
 
@@ -121,7 +122,7 @@ class Load(Struct, frozen=True, kw_only=True):
     matrix_workspace: int
     multiprocessors: int
     samples: bool  # the last pipeline stage does
-    limited_profile: bool
+    limited_profile: bool  # blocks of 20 MiB and more are not split in the profile
     context: int = 0
 
 
@@ -147,7 +148,7 @@ class Replay(Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=512)
 def replay(load: Load) -> Replay:
     """Replay profile, warm-up and the heaviest request of one rank."""
-    profile = Allocator()
+    profile = Allocator(_LIMITED_SPLIT if load.limited_profile else None)
     profile.take("matrix workspace", load.matrix_workspace)
     kept = 0
     if load.tower is not None and load.profile_patches:
@@ -169,9 +170,10 @@ def replay(load: Load) -> Replay:
     profile_reserved = profile.reserved_peak
     profile.empty_cache()
     persistent = profile.live
-    stranded = 0 if load.limited_profile else profile.reserved - _rounded(persistent)
+    stranded = profile.reserved - _rounded(persistent)
 
     ready = profile
+    ready.max_split = None
     before = ready.reserved
     if load.samples:
         ready.run(_forward(load.language, min(load.rows, load.tokens), "warm "))

@@ -39,9 +39,11 @@ class Allocator:
     """State of the allocator: named live blocks, free blocks, and the two counters that matter.
 
     ``reserved``: bytes taken from the driver. ``live``: bytes in blocks that are in use; ``live_peak`` its highest.
+    ``max_split``: blocks of this size and more are neither split nor given to smaller requests (``max_split_size_mb``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_split: int | None = None) -> None:
+        self.max_split = max_split
         self._free: list[_Block] = []
         self._named: dict[str, _Block] = {}
         self.reserved = 0
@@ -51,7 +53,7 @@ class Allocator:
 
     def copy(self) -> Allocator:
         """An independent state with the same segments. Live blocks keep their names."""
-        twin = Allocator()
+        twin = Allocator(self.max_split)
         seen: dict[int, _Block] = {}
         everything = [*self._free, *self._named.values()]
         for block in everything:
@@ -87,7 +89,8 @@ class Allocator:
         small = size <= _SMALL
         block = self._best(size, small) or self._segment(size, small)
         left = block.size - size
-        if left >= _ROUND if small else left > _SMALL:
+        whole = self.max_split is not None and size >= self.max_split
+        if not whole and (left >= _ROUND if small else left > _SMALL):
             rest = _Block(left, small)
             rest.previous, rest.next, rest.free = block, block.next, True
             if block.next is not None:
@@ -128,8 +131,11 @@ class Allocator:
 
     def _best(self, size: int, small: bool) -> _Block | None:
         best: _Block | None = None
+        limit = self.max_split
         for block in self._free:
             if block.small == small and block.size >= size and (best is None or block.size < best.size):
+                if limit is not None and block.size >= limit and (size < limit or block.size >= size + _LARGE_SEGMENT):
+                    continue
                 best = block
         if best is not None:
             self._free.remove(best)

@@ -428,8 +428,14 @@ def smallest_fix(
     for changes, why in singles:
         if case.with_changes(changes)[1].fits is True:
             return (_fix(changes, why),)
-    for index, (first, why) in enumerate(singles):
-        for second, also in singles[index + 1 :]:
+    tried: set[tuple[str, ...]] = set()
+    for first, why in singles:
+        flags = tuple(first)
+        if flags in tried:
+            continue  # one of each kind as the first of two
+        tried.add(flags)
+        after, then = case.with_changes(first)
+        for second, also in _single_changes(case, after, then):
             if set(first) & set(second):
                 continue
             if case.with_changes({**first, **second})[1].fits is True:

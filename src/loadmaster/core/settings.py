@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,17 +28,19 @@ class _Origins:
         self.seen[name] = Setting(value, origin, note)
         return value
 
-    def number(self, name: str, flag: str, default: Any, kind: type = int) -> Any:
-        """A numeric flag; a value that is no number counts as not given and is said."""
+    def number(self, name: str, flag: str, default: Any, kind: type = int, least: float = 0) -> Any:
+        """A numeric flag; a value that is no number, or below ``least``, counts as not given and is said."""
         given = self.flags.get(flag)
         if given is None:
             return self.note(name, default, "engine-default")
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            try:
-                given = float(str(given))
-            except ValueError:
-                return self.note(name, default, "engine-default", f"{flag} {given!r} is not a number")
-        return self.note(name, kind(given), "given")
+        try:
+            value = kind(given) if isinstance(given, int | float) else kind(float(str(given)))
+            usable = not isinstance(given, bool) and math.isfinite(value) and value >= least
+        except (ValueError, OverflowError):
+            usable = False
+        if not usable:
+            return self.note(name, default, "engine-default", f"{flag} {given!r} cannot be used")
+        return self.note(name, value, "given")
 
     def text(self, name: str, flag: str, default: str | None) -> str | None:
         given = self.flags.get(flag)
@@ -65,9 +68,9 @@ def effective_settings(
     rules = rules_for(engine)
     flags = launch.flags
     o = _Origins(flags)
-    tensor = max(1, o.number("tensor_parallel_size", "--tensor-parallel-size", 1))
-    pipeline = max(1, o.number("pipeline_parallel_size", "--pipeline-parallel-size", 1))
-    data = max(1, o.number("data_parallel_size", "--data-parallel-size", 1))
+    tensor = o.number("tensor_parallel_size", "--tensor-parallel-size", 1, least=1)
+    pipeline = o.number("pipeline_parallel_size", "--pipeline-parallel-size", 1, least=1)
+    data = o.number("data_parallel_size", "--data-parallel-size", 1, least=1)
     used = list(gpus[: tensor * pipeline * data]) or list(gpus)
     capability = min((g.compute_capability for g in used if g.compute_capability), default=None)
     total = min((g.total_bytes for g in used), default=0)
@@ -122,7 +125,7 @@ def effective_settings(
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
         kv_cache_dtype_bytes=kv_bytes,
-        block_size=o.number("block_size", "--block-size", None),
+        block_size=o.number("block_size", "--block-size", None, least=1),
         enable_prefix_caching=caching,
         mamba_cache_mode=_mamba_mode(o, rules, hybrid, caching),
         mamba_ssm_cache_dtype=_state_dtype(o, model),
@@ -146,8 +149,8 @@ def effective_settings(
         max_loras=o.number("max_loras", "--max-loras", 1),
         max_lora_rank=o.number("max_lora_rank", "--max-lora-rank", 16),
         compute_capability=capability,
-        decode_context_parallel_size=max(
-            1, o.number("decode_context_parallel_size", "--decode-context-parallel-size", 1)
+        decode_context_parallel_size=o.number(
+            "decode_context_parallel_size", "--decode-context-parallel-size", 1, least=1
         ),
         disable_hybrid_kv_cache_manager=o.switch(
             "disable_hybrid_kv_cache_manager", "--disable-hybrid-kv-cache-manager", False
@@ -197,7 +200,7 @@ def _max_model_len(o: _Origins, model: ModelFacts) -> tuple[int | None, bool]:
     declared = model_context(model)
     auto = given == -1 or (isinstance(given, str) and given.strip().lower() in ("auto", "-1"))
     if given is not None and not auto:
-        value = o.number("max_model_len", "--max-model-len", declared)
+        value = o.number("max_model_len", "--max-model-len", declared, least=1)
         return value, False
     note = "the longest that fits, at most the model's" if auto else None
     if declared is None:
@@ -220,9 +223,9 @@ def _batch(
     default_tokens, default_seqs = batch_defaults(rules, total_bytes, card)
     if o.flags.get("--performance-mode") == "throughput":
         default_tokens, default_seqs = default_tokens * 2, default_seqs * 2
-    seqs = max(1, o.number("max_num_seqs", "--max-num-seqs", default_seqs))
+    seqs = o.number("max_num_seqs", "--max-num-seqs", default_seqs, least=1)
     if o.flags.get("--max-num-batched-tokens") is not None:
-        tokens = max(1, o.number("max_num_batched_tokens", "--max-num-batched-tokens", default_tokens))
+        tokens = o.number("max_num_batched_tokens", "--max-num-batched-tokens", default_tokens, least=1)
     else:
         tokens = default_tokens
         if max_model_len is not None:

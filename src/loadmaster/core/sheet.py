@@ -36,6 +36,7 @@ from loadmaster.core.settings import effective_settings
 from loadmaster.core.shards import shard_weights
 from loadmaster.core.verdict import findings_of, fits_of
 
+_MOST_RANKS = 4096
 PEAKS = ("start", "steady", "serving")
 
 
@@ -64,11 +65,13 @@ def plan_of(model: ModelFacts, gpus: Sequence[GpuFacts], launch: LaunchArgs, eng
     settings = effective_settings(launch, model, gpus, engine)
     notes = [] if rules.note is None else [rules.note]
     try:
+        if settings.tensor_parallel_size * settings.pipeline_parallel_size > _MOST_RANKS:
+            raise ValueError(f"more than {_MOST_RANKS:,} ranks are asked for")
         weights = shard_weights(model, settings)
     except ValueError as problem:
         weights = ()
         notes.append(f"the weights cannot be spread over the cards: {problem}")
-    layouts = _layouts(model, settings, notes)
+    layouts = _layouts(model, settings, notes) if weights else ()
     notes += [note for rank in weights for note in rank.notes] + [note for layout in layouts for note in layout.notes]
     pictures = picture_rules(model, settings.max_pixels, settings.min_pixels, settings.max_model_len)
     _say_unknowns(model, settings, pictures, notes)
@@ -97,9 +100,9 @@ def _place(
     images = image_plan(pictures, settings) if pictures is not None else None
     ranks: list[RankMemory] = []
     replicas = settings.data_parallel_size
-    for data_rank in range(replicas):
+    for data_rank in range(min(replicas, len(gpus))):
         for rank in weights:
-            index = data_rank * len(weights) + len(ranks) % len(weights)
+            index = len(ranks)
             if index >= len(gpus):
                 break
             layout = layouts[rank.pipeline_rank] if layouts else None

@@ -1,0 +1,154 @@
+"""Recommendations: what they promise holds when it is planned again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.launches import ARTICLE, DENSE_9B, GEMMA_27B, MOE_35B, TEXT_8B, UNKNOWN, VL_7B, cards, launch, plan
+
+from loadmaster.core import recommend as module
+from loadmaster.core import sheet as sheet_module
+from loadmaster.core.argv import parse_argv
+from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LoadSheet, ModelFacts
+from loadmaster.core.plan import make_plan
+from loadmaster.core.recommend import divides, recommend, smallest_fix
+
+
+def best(
+    model: ModelFacts, gpus: tuple[GpuFacts, ...], flags: str = "", version: str | None = "0.24.0", **wishes: Any
+) -> LoadSheet:
+    return recommend(model, gpus, launch(flags, version), EngineFacts("vllm", version), **wishes)
+
+
+def again(sheet: LoadSheet, model: ModelFacts, gpus: tuple[GpuFacts, ...]) -> LoadSheet:
+    parsed = parse_argv(sheet.launch.argv, engine_version=sheet.engine.version)
+    return make_plan(model, gpus, parsed, sheet.engine)
+
+
+@pytest.mark.parametrize("version", [None, "0.20.2", "0.24.0", "0.33.0"])
+def test_the_first_case_gets_the_whole_context_with_graphs_and_a_pixel_cap(version: str | None) -> None:
+    sheet = best(MOE_35B, cards(24, 24), ARTICLE, version)
+    assert sheet.fits is True
+    assert sheet.settings is not None
+    assert sheet.settings.max_model_len == 262144
+    assert sheet.settings.cudagraph_mode == "FULL_AND_PIECEWISE"
+    assert sheet.settings.max_pixels is not None and sheet.settings.max_pixels >= 2048**2
+    assert "--enforce-eager" not in sheet.launch.argv
+    changed = {change.flag: change for change in sheet.launch.changed}
+    assert changed["--max-model-len"].from_ == 4096
+    assert changed["--enforce-eager"].to is False
+    assert all("GiB" in change.why or "MiB" in change.why for change in sheet.launch.changed)
+    assert max(sheet.gpus[0].peak_high_bytes.values()) <= 24 * GIB
+
+
+cases = st.tuples(
+    st.sampled_from(["moe", "dense", "vl", "text", "gemma", "unknown"]),
+    st.sampled_from([None, "0.17.1", "0.24.0", "0.33.0"]),
+    st.sampled_from([(12.0,), (24.0,), (24.0, 24.0), (16.0, 24.0), (79.2,), (24.0, 24.0, 24.0)]),
+    st.sampled_from([None, 4096, 65536]),
+    st.sampled_from([None, 1, 64]),
+    st.sampled_from([None, 1024**2, 4096**2]),
+)
+MODELS = {"moe": MOE_35B, "dense": DENSE_9B, "vl": VL_7B, "text": TEXT_8B, "gemma": GEMMA_27B, "unknown": UNKNOWN}
+
+
+@settings(max_examples=25)
+@given(cases)
+def test_a_recommendation_holds_when_it_is_planned_again(
+    case: tuple[str, str | None, tuple[float, ...], int | None, int | None, int | None],
+) -> None:
+    name, version, sizes, context, concurrency, pixels = case
+    model, gpus = MODELS[name], cards(*sizes)
+    sheet = best(model, gpus, "", version, context=context, concurrency=concurrency, max_image_pixels=pixels)
+    replanned = again(sheet, model, gpus)
+    assert replanned.fits == sheet.fits
+    assert [load.peak_bytes for load in replanned.gpus] == [load.peak_bytes for load in sheet.gpus]
+    assert replanned.kv_cache == sheet.kv_cache
+    if sheet.fits is True and sheet.settings is not None:
+        if context is not None:
+            assert (sheet.settings.max_model_len or 0) <= context
+        if concurrency is not None:
+            assert sheet.settings.max_num_seqs == concurrency
+
+
+def test_wishes_are_kept() -> None:
+    sheet = best(MOE_35B, cards(24, 24), context=32768, concurrency=8, max_image_pixels=4096**2)
+    assert sheet.fits is True
+    assert sheet.settings is not None and sheet.kv_cache is not None and sheet.images is not None
+    assert sheet.settings.max_model_len == 32768
+    assert (sheet.kv_cache.max_concurrency or 0) >= 8
+    assert sheet.images.largest_size == (4096, 4096)
+
+
+def test_a_wish_without_room_is_said() -> None:
+    sheet = best(MOE_35B, cards(24, 24), context=262144, concurrency=16)
+    assert sheet.fits is True
+    assert any("16 requests of 262,144 tokens have no room at once" in note for note in sheet.notes)
+
+
+def test_nothing_fits_one_card() -> None:
+    sheet = best(MOE_35B, cards(24), ARTICLE)
+    assert sheet.fits is False
+    assert [change.flag for change in sheet.launch.changed] == ["--tensor-parallel-size"]
+    assert "no-kv-memory" in {item.code for item in sheet.findings}
+
+
+def test_ranks_divide_heads_and_groups() -> None:
+    assert [size for size in range(1, 9) if divides(MOE_35B, size)] == [1, 2, 4, 8]
+    assert [size for size in range(1, 9) if divides(VL_7B, size)] == [1, 2, 4]
+    sheet = best(VL_7B, cards(24, 24, 24))
+    assert "--tensor-parallel-size 2" in " ".join(sheet.launch.argv)
+
+
+def test_the_search_is_short_and_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    original = sheet_module.plan_of
+
+    def counting(*values: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*values)
+
+    monkeypatch.setattr(module, "plan_of", counting)
+    first = best(DENSE_9B, cards(24))
+    assert count <= 60
+    assert best(DENSE_9B, cards(24)).launch == first.launch
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes", "flag"),
+    [
+        (
+            "--tensor-parallel-size 2 --max-model-len 262144 --max-num-seqs 16 --gpu-memory-utilization 0.9",
+            (24, 24),
+            "--mm-processor-kwargs",
+        ),
+        (
+            "--tensor-parallel-size 2 --gpu-memory-utilization 0.99 --language-model-only",
+            (24, 24),
+            "--gpu-memory-utilization",
+        ),
+        ("--max-model-len 4096", (24, 24), "--tensor-parallel-size"),
+        (
+            "--tensor-parallel-size 2 --max-model-len 262144 --max-num-seqs 16 --language-model-only",
+            (15, 15),
+            "--max-model-len",
+        ),
+    ],
+)
+def test_the_smallest_change(flags: str, sizes: tuple[float, ...], flag: str) -> None:
+    gpus = cards(*sizes)
+    sheet = plan(MOE_35B, gpus, flags)
+    assert sheet.fits is not True
+    (fix,) = smallest_fix(MOE_35B, gpus, launch(flags), EngineFacts("vllm", "0.24.0"), sheet)
+    assert flag in fix.argv
+    assert fix.replanned
+    assert plan(MOE_35B, gpus, f"{flags} " + " ".join(word.replace(" ", "") for word in fix.argv)).fits is True
+
+
+def test_what_fits_needs_no_fix() -> None:
+    sheet = plan(MOE_35B, cards(24, 24), ARTICLE)
+    assert smallest_fix(MOE_35B, cards(24, 24), launch(ARTICLE), EngineFacts("vllm", "0.24.0"), sheet) == ()
