@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from loadmaster.core.flagvalues import JSON_KINDS, dotted_value, read_value, wri
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 _PROGRAM = re.compile(r"(?:.*[/\\])?vllm(?:\.exe)?")
 _TRUTH = ("true", "false")
+_ALL_ARGUMENTS = ("$@", "$*", "${@}", "${*}")  # a script's own arguments, which the text does not give
 _UNFILLED = re.compile(r"\$|%\w+%")
 
 
@@ -53,7 +55,7 @@ def normalise_argv(launch: LaunchArgs) -> tuple[str, ...]:
     table = flag_table(launch.engine_version)
     words = ["vllm", "serve"]
     if launch.model is not None:
-        words.append(launch.model)
+        words.append(f"--model={launch.model}" if _looks_like_option(launch.model) else launch.model)
     groups = list(_extra_groups(launch))
     for place, group in groups:
         if place < 0:
@@ -123,7 +125,8 @@ def _joined(name: str, text: str) -> list[str]:
 
 
 def _looks_like_option(text: str) -> bool:
-    return len(text) > 1 and text.startswith("-") and not _NEGATIVE.fullmatch(text) and (" " not in text or "=" in text)
+    """Whether the word must be joined to its flag by ``=`` to be taken as its value."""
+    return len(text) > 1 and text.startswith("-") and not _NEGATIVE.fullmatch(text)
 
 
 def _without_program(tokens: list[str]) -> list[str]:
@@ -168,7 +171,7 @@ class _Reader:
     # ------------------------------------------------------------------------------------------ words
 
     def read(self, tokens: list[str]) -> None:
-        self.written = [token for token in tokens if token != "--"]
+        self.written = [word for token in tokens if token != "--" for word in self._apart(token)]
         self.words = [hyphenated(token) for token in self.written]
         while self.at < len(self.words):
             word = self.words[self.at]
@@ -203,6 +206,17 @@ class _Reader:
         )
         return msgspec.structs.replace(launch, argv=normalise_argv(launch))
 
+    def _apart(self, token: str) -> list[str]:
+        """``"--dtype auto"`` given as one word is two; the engine would not know it."""
+        head, blank, _ = token.partition(" ")
+        if not blank or not head.startswith("-") or hyphenated(head) not in self.table.options:
+            return [token]
+        self._refuse(head, f"and its value are one word, {token[:80]!r}; the engine needs two")
+        try:
+            return shlex.split(token)
+        except ValueError:
+            return token.split(" ", 1)
+
     def _is_option(self, word: str) -> bool:
         if len(word) < 2 or not word.startswith("-"):
             return False
@@ -221,12 +235,13 @@ class _Reader:
         return None
 
     def _stray(self, word: str) -> None:
-        if self.positional is None and self.model is None:
+        if self.positional is None and self.model is None and word not in _ALL_ARGUMENTS:
             self.positional = word
             self.model_words.add(self.at - 1)
         else:
             self.strays.append(word)
-            self._refuse("", f"{word[:80]!r} belongs to no flag")
+            if not _UNFILLED.search(word):
+                self._refuse("", f"{word[:80]!r} belongs to no flag")
 
     def _refuse(self, name: str, reason: str) -> None:
         self.refused.append(Evidence("command", f"{name} {reason}".strip()))
@@ -358,6 +373,13 @@ class _Reader:
                 return
             text = self.words[self.at]
             self.at += 1
+            given = [self.written[self.at - 1]]
+        else:
+            given = []
+        if option.flag.kind not in JSON_KINDS or option.flag.nargs is not None:
+            self._keep(self._as_written(word), *given)
+            self._refuse(head, "has a dot, but the flag takes no object")
+            return
         if self.table.version is not None and "dotted" not in self.table.features:
             self._refuse(head, "has a dot, which this version does not understand")
         value = list(text.split(",")) if append else dotted_value(text, "dotted-human" in self.table.features)
@@ -444,11 +466,11 @@ class _Reader:
         """One entry of a YAML configuration."""
         head = hyphenated(word)
         option = self._resolve(head, None)[0]
-        if value is None:
-            return
         if option is None:
             self.unknown.append(head)
-            self._keep(head, *([] if value is True else [value if isinstance(value, str) else json.dumps(value)]))
+            self._keep(head, *([] if value is True or value is None else [_text(value)]))
+            return
+        if value is None:
             return
         flag = option.flag
         if isinstance(value, bool):

@@ -14,12 +14,13 @@ import yaml
 
 from loadmaster.core.commands import CommandError, Found
 from loadmaster.core.commands.compose import read_compose
+from loadmaster.core.commands.invocation import MENTION
 from loadmaster.core.commands.kubernetes import read_kubernetes
 from loadmaster.core.commands.paste import check_size, clean
 from loadmaster.core.commands.settingsfile import is_settings, read_settings
 from loadmaster.core.commands.text import read_shell_text
 from loadmaster.core.commands.units import is_supervisor, is_systemd, read_supervisor, read_systemd
-from loadmaster.core.facts import LaunchArgs
+from loadmaster.core.facts import Evidence, LaunchArgs
 
 __all__ = ["CommandError", "read_command", "read_command_file"]
 
@@ -29,7 +30,7 @@ MAX_YAML_DEPTH = 60
 MAX_YAML_ALIASES = 500
 MAX_YAML_NODES = 200_000  # with every alias counted as often as it is used
 
-_YAML_LINE = re.compile(r"(?:---|%YAML\b.*|[\"']?[A-Za-z_][\w.-]*[\"']?\s*:(?:\s.*)?|-\s+[\w\"'-].*|[{\[].*)\s*")
+_YAML_LINE = re.compile(r"\s*(?:---|%YAML\b.*|[\"']?[A-Za-z_][\w.-]*[\"']?\s*:(?:\s.*)?|-\s+[\w\"'-].*|[{\[].*)\s*")
 _YAML_NAMES = (".yaml", ".yml", ".json")
 
 
@@ -88,11 +89,14 @@ def _read(text: str, name: str) -> Found:
         except CommandError as error:
             problem = error
     try:
-        return read_shell_text(text, _document)
+        found = read_shell_text(text, _document)
     except CommandError:
         if problem is not None:
             raise problem from None
         raise
+    if problem is not None and re.search(r"^\s*(?:services|apiVersion|containers)\s*:", text, re.MULTILINE):
+        found.damage.insert(0, Evidence("command", problem.message))
+    return found
 
 
 def _first_line_is_yaml(text: str) -> bool:
@@ -121,7 +125,13 @@ def _read_yaml(text: str) -> Found | None:
     """The launch in a YAML text, None if there is none in it. Raises :class:`CommandError` if it is no YAML."""
     text, damage = clean(text)
     text = re.sub(r"^\s*```.*$", "", text, flags=re.MULTILINE).replace("\t", "  ")
-    documents = list(_load(text, _TextLoader))
+    try:
+        documents = list(_load(text, _TextLoader))
+    except CommandError:
+        if "{{" not in text:
+            raise
+        text = _without_templates(text)
+        documents = list(_load(text, _TextLoader))
     found: Found | None = None
     for document in documents:
         found = read_compose(document) or read_kubernetes(document)
@@ -132,9 +142,40 @@ def _read_yaml(text: str) -> Found | None:
             if is_settings(document):
                 found = read_settings(document)
                 break
+    if found is None:
+        found = _in_strings(documents)
     if found is not None:
         found.damage[:0] = damage
     return found
+
+
+def _without_templates(text: str) -> str:
+    """A Helm template as plain YAML: steering lines are dropped, ``{{ .Values.x }}`` becomes ``$(.Values.x)``."""
+    text = re.sub(r"^\s*\{\{-?\s*(?:if|else|end|with|range|include|toYaml|define|/\*).*$", "", text, flags=re.MULTILINE)
+    return re.sub(
+        r"\{\{-?\s*([^{}\n\"']*?)\s*-?\}\}", r"$(\1)", re.sub(r"\{\{[^{}\n]*[\"'][^{}\n]*\}\}", "$(template)", text)
+    )
+
+
+def _in_strings(documents: list[Any]) -> Found | None:
+    """The launch in a text that some other kind of document holds (a script in a ConfigMap, ``cmd:``, ``run:``)."""
+    for text in _strings(documents, 0):
+        if MENTION.search(text) or re.search(r"\bdocker\s+run\b", text):
+            try:
+                found = read_shell_text(text)
+            except CommandError:
+                continue
+            found.kind = "other"
+            return found
+    return None
+
+
+def _strings(node: Any, depth: int) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list) and depth <= MAX_YAML_DEPTH:
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from _strings(item, depth + 1)
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

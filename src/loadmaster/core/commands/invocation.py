@@ -84,6 +84,8 @@ def engine_words(words: Sequence[str]) -> tuple[str, int, int] | None:
         following = words[index + 1] if index + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve":
             return "serve", index, index + 2
+        if basename(word) == "kubectl" and following == "run" and "--" in words[index:]:
+            return "kubernetes", index, words.index("--", index) + 1
         if word == "-m" and following in _SERVERS:
             return "module", index, index + 2
         if word == "-m" and following in _PROGRAMS and words[index + 2 : index + 3] == ["serve"]:

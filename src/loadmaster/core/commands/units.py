@@ -130,7 +130,7 @@ def read_systemd(text: str) -> Found | None:
         found = _container_file(section, env) if section.name == "Container" else None
         for command in section.all("ExecStart"):
             if found is None and command.strip():
-                found = _run(_prepared(command, env), env)
+                found = _run(_prepared(re.sub(r"^[@:+!-]+", "", command), env), env)
         if found is not None:
             found.kind = "systemd"
             found.damage[:0] = damage
@@ -176,8 +176,8 @@ def _environment(value: str) -> dict[str, str]:
 
 
 def _prepared(command: str, env: dict[str, str]) -> str:
-    """Without the prefix signs; the unit's variables filled in, ``$$`` and ``%%`` made single."""
-    command = re.sub(r"^[@:+!-]+", "", command.strip()).replace("%%", "%")
+    """The unit's variables filled in, ``$$`` and ``%%`` made single."""
+    command = command.replace("%%", "%")
 
     def value(match: re.Match[str]) -> str:
         if match.group() == "$$":

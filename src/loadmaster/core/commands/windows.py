@@ -17,12 +17,17 @@ _POWERSHELL_SIGN = re.compile(
 )
 
 
+_DRIVE = re.compile(r"(?:^|[\s=\"'])[A-Za-z]:\\[^\s>]", re.MULTILINE)
+
+
 def dialect(text: str) -> str:
     """ "posix", "cmd" or "powershell", by what only they write."""
     if _POWERSHELL_SIGN.search(text):
         return "powershell"
     if _CMD_SIGN.search(text):
         return "cmd"
+    if _DRIVE.search(text) and not re.search(r"\\[ \t]*$", text, re.MULTILINE):
+        return "powershell" if re.search(r"'[^'\n]*\"[^'\n]*'", text) else "cmd"
     return "posix"
 
 
