@@ -7,7 +7,7 @@ assertion about shapes, or load nothing into a layer and go on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from loadmaster.core.facts import Evidence, Finding, Fix, Quantization, Severity, TextConfig
 from loadmaster.core.parts import Module
@@ -286,8 +286,8 @@ def _left_out(modules: Sequence[Module], declared: Quantization) -> list[Finding
     if not declared.ignore or len(declared.ignore) > 200_000:
         return []
     findings = []
-    ignored = _strict(declared)
-    caught = [module.name for module in modules if module.quantised and ignored(module)]
+    left_out = _LeftOut(declared)
+    caught = [module.name for module in modules if module.quantised and left_out.names(module)]
     if caught:
         findings.append(
             _finding(
@@ -300,7 +300,6 @@ def _left_out(modules: Sequence[Module], declared: Quantization) -> list[Finding
             )
         )
     if declared.method in ("compressed-tensors", "fp8") and any(module.quantised for module in modules):
-        spared = _lenient(declared)
         left = [
             module.name
             for module in modules
@@ -308,7 +307,7 @@ def _left_out(modules: Sequence[Module], declared: Quantization) -> list[Finding
             and module.part.startswith("language.")
             and len(module.weight.shape) >= 2
             and _LINEAR.search(module.name)
-            and not spared(module)
+            and not left_out.may_mean(module)
         ]
         if left:
             findings.append(
@@ -325,16 +324,12 @@ def _left_out(modules: Sequence[Module], declared: Quantization) -> list[Finding
 
 
 def _bare(name: str) -> str:
-    """A module name without the prefixes that transformers' releases and engines put on and take off."""
-    parts = name.split(".")
-    while len(parts) > 1 and parts[0] in ("model", "language_model", "thinker"):
-        parts = parts[1:]
-    return ".".join(parts)
-
-
-def _pattern(name: str) -> tuple[str, int | None]:
-    stem, layer = layer_pattern(name)
-    return _EXPERT.sub("{e}", _bare(stem)), layer
+    """A module name without an expert's number and the prefixes that releases and engines put on and take off."""
+    if ".experts." in name:
+        name = _EXPERT.sub("{e}", name)
+    while name.startswith(("model.", "language_model.", "thinker.")):
+        name = name.partition(".")[2]
+    return name
 
 
 def _example(module: Module) -> str:
@@ -343,41 +338,37 @@ def _example(module: Module) -> str:
     return name.replace("{l}", str(min(layers))) if layers else name
 
 
-def _strict(declared: Quantization) -> Callable[[Module], bool]:
-    """Exact names; patterns and substrings where the method has them, tried on one name of the pattern."""
-    exact: dict[str, set[int | None]] = {}
-    patterns: list[re.Pattern[str]] = []
-    substrings: list[str] = []
-    for entry in declared.ignore:
-        if declared.method == "gptq" or entry.startswith("re:"):
-            if (pattern := _safe_pattern(entry)) is not None:
-                patterns.append(pattern)
-        elif declared.method in ("awq", "auto-round"):
-            substrings.append(entry)
-        else:
-            stem, layer = _pattern(entry)
-            exact.setdefault(stem, set()).add(layer)
+class _LeftOut:
+    """What ``quantization_config`` leaves plain. Entries of one pattern are kept once, with their layers."""
 
-    def ignored(module: Module) -> bool:
-        named = exact.get(_EXPERT.sub("{e}", _bare(module.name)))
-        if named is not None and (None in named or named.intersection(module.weight.layers or ())):
+    def __init__(self, declared: Quantization) -> None:
+        self.exact: dict[str, set[int | None]] = {}
+        self.patterns: list[re.Pattern[str]] = []
+        self.substrings: list[str] = []
+        for entry in declared.ignore:
+            if declared.method == "gptq" or entry.startswith("re:"):
+                if (pattern := _safe_pattern(entry)) is not None:
+                    self.patterns.append(pattern)
+            elif declared.method in ("awq", "auto-round"):
+                self.substrings.append(entry)
+            else:
+                stem, layer = layer_pattern(entry)
+                self.exact.setdefault(_bare(stem), set()).add(layer)
+
+    def names(self, module: Module) -> bool:
+        """The module is left out by its exact name, or as the method's patterns and substrings say."""
+        layers = self.exact.get(_bare(module.name))
+        if layers is not None and (None in layers or not layers.isdisjoint(module.weight.layers or ())):
             return True
         example = _example(module)
-        return any(pattern.match(example) for pattern in patterns) or any(text in example for text in substrings)
+        return any(pattern.match(example) for pattern in self.patterns) or any(
+            text in example for text in self.substrings
+        )
 
-    return ignored
-
-
-def _lenient(declared: Quantization) -> Callable[[Module], bool]:
-    """As :func:`_strict`, and any entry that the name ends with, starts with or contains."""
-    strict = _strict(declared)
-    texts = {_EXPERT.sub("{e}", _bare(layer_pattern(entry)[0])) for entry in declared.ignore}
-
-    def spared(module: Module) -> bool:
-        name = _EXPERT.sub("{e}", _bare(module.name))
-        return strict(module) or any(text in name or name in text for text in texts)
-
-    return spared
+    def may_mean(self, module: Module) -> bool:
+        """As :meth:`names`, or an entry contains the name or the name an entry."""
+        name = _bare(module.name)
+        return self.names(module) or any(text in name or name in text for text in self.exact)
 
 
 def _safe_pattern(entry: str) -> re.Pattern[str] | None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from math import prod
-from operator import sub
 from typing import Any, Literal
 
 import msgspec
@@ -48,6 +46,9 @@ DTYPE_BITS = {
 }
 
 
+_NOWHERE = (-1, -1)
+
+
 class TensorHeader(Struct, gc=False):
     """One tensor of a header: ``data_offsets`` are bytes from the start of the data area."""
 
@@ -57,7 +58,7 @@ class TensorHeader(Struct, gc=False):
         "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64", "F4", "F6_E2M3", "F6_E3M2",
     ] = "BOOL"  # fmt: skip
     shape: tuple[int, ...] = ()
-    data_offsets: tuple[int, int] = (-1, -1)
+    data_offsets: tuple[int, int] = _NOWHERE
 
 
 class LooseTensorHeader(Struct, gc=False):
@@ -75,14 +76,6 @@ class HeaderError(Exception):
     """The header is not one; the message says why, in words for people."""
 
 
-class Header(Struct):
-    """A parsed header. ``unreadable`` are entries that describe no tensor, ``repeated`` keys that occur twice."""
-
-    tensors: Mapping[str, AnyTensorHeader]
-    unreadable: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-
-
 class Extents(Struct):
     """Where the tensors of one file lie. ``end``: bytes of data that the header describes."""
 
@@ -90,6 +83,15 @@ class Extents(Struct):
     end: int
     overlaps: tuple[str, ...] = ()  # sentences, at most a handful
     overlap_count: int = 0
+
+
+class Header(Struct):
+    """A parsed header. ``unreadable`` are entries that describe no tensor, ``repeated`` keys that occur twice."""
+
+    tensors: Mapping[str, AnyTensorHeader]
+    extents: Extents
+    unreadable: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
 
 _FAST = msgspec.json.Decoder(dict[str, TensorHeader])
@@ -101,21 +103,21 @@ _LIMIT = 1 << 62  # no file is larger; larger numbers are damage
 def parse_header(raw: bytes) -> Header:
     """The tensors of a header's JSON text, in file order. Raises :class:`HeaderError`."""
     try:
-        tensors: Mapping[str, AnyTensorHeader] = _FAST.decode(raw)
-        unreadable: list[str] = []
+        tensors: dict[str, Any] = _FAST.decode(raw)
     except msgspec.DecodeError:
         tensors, unreadable = _parse_slowly(raw)
+        return Header(tensors, _measure(tensors), tuple(unreadable), _repeated_keys(raw))
     except (RecursionError, UnicodeDecodeError) as error:
         raise HeaderError("its JSON does not parse") from error
-    assert isinstance(tensors, dict)
     tensors.pop("__metadata__", None)
-    repeated: tuple[str, ...] = ()
-    if raw.count(b'"data_offsets"') != len(tensors):
-        repeated = _repeated_keys(raw)
-        for name in [name for name, tensor in tensors.items() if tensor.data_offsets == (-1, -1)]:
-            unreadable.append(name)
-            del tensors[name]
-    return Header(tensors, tuple(unreadable), repeated)
+    extents = _measure_tiling(tensors)
+    if extents is not None:
+        # Ranges that tile the data leave no room for a second tensor under a name that occurs twice.
+        return Header(tensors, extents)
+    unreadable = [name for name, tensor in tensors.items() if tensor.data_offsets == _NOWHERE]
+    for name in unreadable:
+        del tensors[name]
+    return Header(tensors, _measure(tensors), tuple(unreadable), _repeated_keys(raw))
 
 
 def _parse_slowly(raw: bytes) -> tuple[dict[str, AnyTensorHeader], list[str]]:
@@ -137,7 +139,7 @@ def _parse_slowly(raw: bytes) -> tuple[dict[str, AnyTensorHeader], list[str]]:
 
 
 def _repeated_keys(raw: bytes) -> tuple[str, ...]:
-    """Names that occur more than once at the top of the object; JSON parsers keep the last silently."""
+    """Names that occur more than once in an object; JSON parsers keep the last silently."""
     import json
 
     repeated: list[str] = []
@@ -157,20 +159,23 @@ def _repeated_keys(raw: bytes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(repeated))
 
 
-def measure_extents(tensors: Mapping[str, AnyTensorHeader]) -> Extents:
-    """Sizes in header order, and whether the ranges tile the data area without overlap or gap."""
-    offsets = [tensor.data_offsets for tensor in tensors.values()]
-    if not offsets:
-        return Extents((), 0)
-    flat = list(chain.from_iterable(offsets))
-    begins, ends = flat[::2], flat[1::2]
-    sizes = list(map(sub, ends, begins))
-    if begins[0] == 0 and begins[1:] == ends[:-1] and min(sizes) >= 0:
-        return Extents(sizes, ends[-1])
-    return _measure_slowly(tensors, sizes)
+def _measure_tiling(tensors: Mapping[str, AnyTensorHeader]) -> Extents | None:
+    """Sizes in header order; ``None`` unless each range begins where the one before it ends."""
+    sizes: list[int] = []
+    append = sizes.append
+    position = 0
+    for tensor in tensors.values():
+        begin, end = tensor.data_offsets
+        if begin != position or end < begin:
+            return None
+        append(end - begin)
+        position = end
+    return Extents(sizes, position)
 
 
-def _measure_slowly(tensors: Mapping[str, AnyTensorHeader], sizes: list[int]) -> Extents:
+def _measure(tensors: Mapping[str, AnyTensorHeader]) -> Extents:
+    """The same for ranges in any order, with what overlaps and what is left out."""
+    sizes = [end - begin for begin, end in (tensor.data_offsets for tensor in tensors.values())]
     problems: list[str] = []
     count = 0
     end = 0
@@ -275,17 +280,16 @@ class TensorGroups:
         found: list[_Key] = []
         for offset in range(start, start + period):
             tail, value, size = names[offset][prefix_length:], values[offset], sizes[offset]
-            column = values[offset:end:period]
-            shapes = [each.shape for each in column]
-            dtypes = [each.dtype for each in column]
+            dtype, shape = value.dtype, value.shape
             if (
                 "\n".join(names[offset:end:period]) != stem + f"{tail}\n{stem}".join(numbers) + tail
-                or shapes.count(value.shape) != experts
-                or dtypes.count(value.dtype) != experts
                 or sizes[offset:end:period].count(size) != experts
             ):
                 return 0
-            found.append((head, tail, value.dtype, value.shape, size))
+            for each in values[offset:end:period]:
+                if each.shape != shape or each.dtype != dtype:
+                    return 0
+            found.append((head, tail, dtype, shape, size))
         counts = self._counts
         for key in found:
             counts[key] = counts.get(key, 0) + experts

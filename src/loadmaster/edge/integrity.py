@@ -6,7 +6,6 @@ looked at one by one, and a header is read again only when something is wrong.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from msgspec import Struct
 from loadmaster.core import integrity as say
 from loadmaster.core.facts import Finding, Fix, ModelFile, TensorGroup
 from loadmaster.core.integrity import BadFile
-from loadmaster.core.tensorheaders import TensorGroups, measure_extents, shorten
+from loadmaster.core.tensorheaders import TensorGroups, shorten
 from loadmaster.edge.safetensors import ShardError, read_header
 from loadmaster.edge.source import ModelSource, ReadError
 
@@ -75,11 +74,21 @@ def _decode_index(raw: bytes, map_type: Any) -> WeightIndex:
     return WeightIndex(index.weight_map, int(total) if isinstance(total, int) and 0 < total < 1 << 62 else None)
 
 
+def _by_file(weight_map: Mapping[str, str]) -> dict[str, list[str]]:
+    """The index turned round: file name → tensor names."""
+    named: dict[str, list[str]] = {file: [] for file in dict.fromkeys(weight_map.values())}
+    add = {file: names.append for file, names in named.items()}
+    for tensor, file in weight_map.items():
+        add[file](tensor)
+    return named
+
+
 class _Reader:
     def __init__(self, source: ModelSource, index: WeightIndex | None, index_file: str | None) -> None:
         self.source = source
         self.index = index
         self.index_file = index_file or ""
+        self.named = _by_file(index.weight_map) if index is not None else {}
         self.groups = TensorGroups()
         self.files: dict[str, ModelFile] = {}
         self.bad: dict[str, list[BadFile]] = {}
@@ -114,7 +123,7 @@ class _Reader:
             return
         self.headers_read += 1
         tensors = header.tensors
-        extents = measure_extents(tensors)
+        extents = header.extents
         self.groups.add(tensors, extents.sizes)
         self.data_bytes += extents.end
         status = "ok"
@@ -146,10 +155,11 @@ class _Reader:
 
     def _compare(self, name: str, tensors: Mapping[str, Any]) -> None:
         assert self.index is not None
-        where = self.index.weight_map.get
-        if tensors and set(map(where, tensors)) == {name}:
+        named = self.named.get(name, ())
+        if len(named) == len(tensors) and all(map(tensors.__contains__, named)):
             self.matched += len(tensors)
             return
+        where = self.index.weight_map.get
         strays = [tensor for tensor in tensors if where(tensor) != name]
         self.matched += len(tensors) - len(strays)
         if strays:
@@ -241,18 +251,14 @@ class _Reader:
     def _lacking(self, absent: Mapping[str, int | None], moved: set[str]) -> list[BadFile]:
         assert self.index is not None
         lacking = []
-        for name, count in Counter(self.index.weight_map.values()).items():
+        for name, tensors in self.named.items():
             state = self.files.get(name)
             if name in absent or state is None or state.tensors is None:
                 continue  # the whole file has a finding of its own
-            if state.tensors - len(self.strays.get(name, ())) == count:
+            if state.tensors - len(self.strays.get(name, ())) == len(tensors):
                 continue
             there = self._names(name)
-            names = [
-                tensor
-                for tensor, file in self.index.weight_map.items()
-                if file == name and tensor not in there and tensor not in moved
-            ]
+            names = [tensor for tensor in tensors if tensor not in there and tensor not in moved]
             if names:
                 lacking.append(BadFile(name, _some(f"{len(names)} not in the file:", names)))
         return lacking
@@ -273,14 +279,12 @@ def read_weights(source: ModelSource, index: WeightIndex | None, index_file: str
     top = [name for name in present if "/" not in name]
     absent: dict[str, int | None] = {}
     unindexed: list[str] = []
+    reader = _Reader(source, index, index_file)
     if index is not None:
-        named = set(index.weight_map.values())
+        named = reader.named
         names = [name for name in present if name in named]
         unindexed = [name for name in top if name not in named]
-        gone = sorted(name for name in named if source.files.get(name) is None)
-        if gone:
-            counts = Counter(index.weight_map.values())
-            absent = {name: counts[name] for name in gone}
+        absent = {name: len(named[name]) for name in sorted(named) if source.files.get(name) is None}
         said_by = index_file or "the index"
     else:
         plain = [name for name in top if not name.startswith("consolidated")]
@@ -289,7 +293,6 @@ def read_weights(source: ModelSource, index: WeightIndex | None, index_file: str
         absent = {name: None for name in names if source.files[name] is None}
         absent |= say.numbering_gaps(names)
         said_by = "the numbering of the other files" if say.numbering_gaps(names) else "a link"
-    reader = _Reader(source, index, index_file)
     reader.read_all(names)
     groups = reader.groups.groups()
     findings = reader.findings(unindexed, absent, said_by)
