@@ -92,6 +92,12 @@ def test_tokens_printed_until_0_20_0() -> None:
     ).tokens == int(1211 / 179 * 262144)
 
 
+def test_tokens_printed_until_0_20_0_for_a_context_shorter_than_a_block() -> None:
+    launch = settings("0.19", 2, 1000, **NONE)
+    layout = cache_layout(facts(published.QWEN_3_5_35B_A3B), launch)
+    assert cache_capacity(layout, launch, 80 * layout.pool_block_bytes).tokens == 20 * 1000
+
+
 # ------------------------------------------------------------------------------------------ layouts
 
 

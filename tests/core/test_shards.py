@@ -207,6 +207,30 @@ def test_prediction_head_is_loaded_only_for_speculation() -> None:
     assert rank.detail["mtp"] / GIB == pytest.approx(0.79, abs=0.005)
 
 
+def test_speculation_without_what_it_needs_is_said() -> None:
+    model = facts(published.LLAMA_3_8B)
+    for method, word in (("mtp", "no prediction head"), ("eagle3", "draft model (eagle3)")):
+        launch = settings("0.33", speculative_method=method, num_speculative_tokens=2)
+        assert any(word in note for note in shard_weights(model, launch)[0].notes)
+    for config in (published.QWEN_3_5_9B, published.DEEPSEEK_V3):
+        launch = settings("0.33", speculative_method="mtp", num_speculative_tokens=2)
+        assert shard_weights(facts(config), launch)[0].notes == ()
+    assert shard_weights(model, settings("0.33", speculative_method="ngram", num_speculative_tokens=2))[0].notes == ()
+
+
+def test_expandable_segments_leave_nothing_over() -> None:
+    model = facts(published.QWEN_2_5_VL_7B)
+    assert "allocator rounding" in shard_weights(model, settings("0.33"))[0].detail
+    assert "allocator rounding" not in shard_weights(model, settings("0.33", expandable_segments=True))[0].detail
+
+
+def test_shared_experts_are_whole_under_sequence_parallel_experts() -> None:
+    model = facts(published.QWEN_3_5_35B_A3B)
+    divided = shard_weights(model, settings("0.33", 2, data_parallel_size=2))[0].detail["shared expert and router"]
+    whole = shard_weights(model, settings("0.33", 2, data_parallel_size=2, expert_parallel=True))[0]
+    assert whole.detail["shared expert and router"] - divided == 40 * 3 * 2048 * 512 * 2 // 2
+
+
 def test_tower_left_out() -> None:
     model = facts(published.QWEN_3_5_9B)
     assert "weights.vision" not in shard_weights(model, settings("0.33", language_model_only=True))[0].components
@@ -380,3 +404,76 @@ def test_a_large_checkpoint_is_split_in_milliseconds() -> None:
     start = time.perf_counter()
     shard_weights(model, launch)
     assert time.perf_counter() - start < 0.1
+
+
+NAMES = st.sampled_from(
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "lm_head.qweight",
+        "model.layers.{l}.self_attn.q_proj.weight",
+        "model.layers.{l}.self_attn.k_proj.scales",
+        "model.layers.{l}.mlp.down_proj.weight_scale_inv",
+        "model.layers.{l}.mlp.experts.{e}.w2.qzeros",
+        "model.layers.{l}.mlp.experts.gate_up_proj_scale_inv",
+        "model.layers.{l}.mlp.experts.down_proj_bias",
+        "model.layers.{l}.linear_attn.A_log",
+        "model.visual.blocks.{l}.attn.qkv.weight",
+        "mtp.layers.{l}.mlp.up_proj.weight",
+        "weight",
+        ".",
+        "",
+    ]
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> TensorGroup:
+    shape = tuple(draw(st.lists(st.integers(0, 300), max_size=4)))
+    layers = draw(st.none() | st.dictionaries(st.integers(0, 70), st.integers(1, 4), min_size=1, max_size=5))
+    count = sum(layers.values()) if layers else draw(st.integers(1, 3))
+    dtype = draw(st.sampled_from(["BF16", "F32", "I32", "U8", "F8_E4M3", "F4", "?"]))
+    return TensorGroup(draw(NAMES), dtype, shape, draw(st.integers(0, 1 << 20)), count, layers)
+
+
+@given(
+    st.lists(groups(), max_size=8),
+    st.sampled_from(["Qwen3_5MoeForConditionalGeneration", "LlamaForCausalLM", "DeepseekV3ForCausalLM", "X", None]),
+    st.sampled_from([None, "awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "?"]),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_no_checkpoint_breaks_the_split(
+    tensors: list[TensorGroup], architecture: str | None, method: str | None, ranks: int, stages: int, parallel: bool
+) -> None:
+    model = ModelFacts(
+        name="anything",
+        architecture=architecture,
+        text=TextConfig(num_hidden_layers=61, num_experts=8, num_key_value_heads=2, num_attention_heads=7),
+        quantization=Quantization(method=method),
+        tensors=tuple(tensors),
+    )
+    launch = settings(
+        "0.33", ranks, pipeline_parallel_size=stages, expert_parallel=parallel, enable_lora=parallel,
+        speculative_method="mtp", num_speculative_tokens=1,
+    )  # fmt: skip
+    weights = shard_weights(model, launch)
+    assert len(weights) == ranks * stages
+    for rank in weights:
+        assert all(0 <= amount.low <= amount.bytes <= amount.high for amount in rank.components.values())
+
+
+def test_many_groups_are_split_in_milliseconds() -> None:
+    layers = dict.fromkeys(range(60), 1)
+    tensors = tuple(
+        TensorGroup(f"model.layers.{{l}}.mlp.{name}.weight", "BF16", (1024, 512 + index), 1 << 20, 60, layers)
+        for index in range(1000)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    )
+    model = ModelFacts(
+        name="many", architecture="LlamaForCausalLM", text=TextConfig(num_hidden_layers=60), tensors=tensors
+    )
+    start = time.perf_counter()
+    shard_weights(model, settings("0.33", 8))
+    assert time.perf_counter() - start < 1

@@ -213,7 +213,10 @@ def cache_capacity(layout: CacheLayout, settings: Settings, available_bytes: int
         per_request = need * pool
         tokens = int(concurrency * length)
     if layout.printed_rule == "blocks-per-group":
-        tokens = blocks // max(1, len(layout.groups)) * layout.block_tokens * settings.decode_context_parallel_size
+        block = layout.block_tokens
+        if length and settings.mamba_cache_mode == "none" and any(group.kind == "state" for group in layout.groups):
+            block = min(block, length)  # a block of state counts as the whole context; the smallest is taken
+        tokens = blocks // max(1, len(layout.groups)) * block * settings.decode_context_parallel_size
     held = blocks * pool if settings.num_gpu_blocks_override is not None else available_bytes
     return KvCache(
         available_bytes=available_bytes,

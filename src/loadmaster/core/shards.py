@@ -25,6 +25,7 @@ from loadmaster.core.tensors import synthesise
 _DECODER_LAYERS = re.compile(r"^(model\.|language_model\.|transformer\.)*(layers|h)\.\{l\}\.")
 # bitsandbytes, 64 weights a scale: 4-bit codes with 8-bit scales, against 32-bit ones
 _SCALES_AS_STORED = (0.5 + 1 / 64) / (0.5 + 4 / 64)
+_WITHOUT_DRAFT_MODEL = ("ngram", "suffix", "custom_class")
 _LANGUAGE, _VISION, _OTHER = "weights.language", "weights.vision", "weights.other"
 
 
@@ -102,9 +103,21 @@ def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple
             f"No sharding rule for the architecture {model.architecture or '(not named)'}: matrices are taken as "
             "divided over the ranks, vectors as whole, with wide bounds."
         )
+    method = settings.speculative_method or ""
+    if method.endswith("mtp") and tensors and not any(_is_head(group, model, family) for group in tensors):
+        notes.append("The checkpoint has no prediction head for the speculative decoding that is asked for.")
+    elif method and not method.endswith("mtp") and method not in _WITHOUT_DRAFT_MODEL:
+        notes.append(f"The weights of the draft model ({method}) are not counted.")
     if settings.cpu_offload_bytes:
         notes.append("The decoder layers that --cpu-offload-gb moves to host memory are left out.")
     return tuple(notes)
+
+
+def _is_head(group: TensorGroup, model: ModelFacts, family: Family) -> bool:
+    if family.mtp is not None and family.mtp.search(group.name):
+        return True
+    last = model.text.num_hidden_layers
+    return last is not None and group.layers is not None and any(layer >= last for layer in group.layers)
 
 
 class _Plan:
