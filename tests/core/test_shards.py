@@ -318,6 +318,20 @@ def test_gptq_zero_points_of_linear_layers_are_freed_and_those_of_experts_kept()
     assert shard_weights(model, settings("0.27"))[0].detail == {"experts": 8 * 4096, "embeddings": 8192}
 
 
+def test_activation_order_keeps_the_order_and_all_scales_of_row_parallel_layers() -> None:
+    quantised = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+    config = {**published.LLAMA_3_8B, "num_hidden_layers": 1}
+    plain = facts({**config, "quantization_config": {**quantised, "desc_act": False}})
+    ordered = facts({**config, "quantization_config": {**quantised, "desc_act": True}})
+    for ranks in (1, 2):
+        without, with_order = (
+            shard_weights(model, settings("0.33", ranks))[0].detail["mlp"] for model in (plain, ordered)
+        )
+        order = 2 * 4 * (4096 + 4096 + 14336 // ranks)
+        scales = 14336 // 128 * 4096 * 2
+        assert with_order - without == order + scales - scales // ranks
+
+
 def test_cpu_offload_takes_decoder_layers_out() -> None:
     model = facts(published.LLAMA_3_8B)
     plain = shard_weights(model, settings("0.33"))[0]

@@ -113,6 +113,19 @@ def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple
     return tuple(notes)
 
 
+def _activation_order(model: ModelFacts) -> bool:
+    """GPTQ's ``desc_act``, or the ``actorder: group`` of compressed-tensors."""
+    groups = (model.quantization.declared or {}).get("config_groups")
+    weights = (
+        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    return bool(model.quantization.desc_act) or any(
+        isinstance(one, dict) and one.get("actorder") == "group" for one in weights
+    )
+
+
 def _is_head(group: TensorGroup, model: ModelFacts, family: Family) -> bool:
     if family.mtp is not None and family.mtp.search(group.name):
         return True
@@ -131,6 +144,7 @@ class _Plan:
         online = online_bytes_per_parameter(settings.quantization) if declared is None else None
         self.online: float | None = online[0] if online is not None else None
         self.online_experts_only = online is not None and online[1]
+        self.activation_order = _activation_order(model)
         self.assumed_scales = self.method == "bitsandbytes"
         self.speculates = (settings.speculative_method or "").endswith("mtp") and settings.num_speculative_tokens > 0
         self.tower = self._loads_tower()
@@ -200,6 +214,7 @@ class _Plan:
             weight_only_fp8=capability is not None and capability < (8, 9),
             swizzled_scales=capability is not None and capability >= (10, 0),
             fp8_block_rows=quantization.block_shape[0] if quantization.block_shape else 128,
+            activation_order=self.activation_order,
         )
 
     def stage_sums(self, stage: _Stage, sharding: Sharding) -> _Sums:

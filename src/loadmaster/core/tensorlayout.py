@@ -24,6 +24,8 @@ class Sharding(Struct, frozen=True, kw_only=True):
     ``expert_ranks``: tensor x data ranks, over which routed experts are divided either way.
     ``local_experts``: whole experts of this rank with expert parallelism, else None.
     ``scale_dtype_bytes``: bytes of a ``weight_scale`` that is stored as a float.
+    ``activation_order``: groups are not contiguous: their order is kept twice (sorted, and the sorting), and a
+    row-parallel layer has the scales of all groups on every rank.
     ``weight_only_fp8``: the card has no FP8 units; the block scales are repeated for each row.
     """
 
@@ -39,6 +41,7 @@ class Sharding(Struct, frozen=True, kw_only=True):
     weight_only_fp8: bool = False
     swizzled_scales: bool = False
     fp8_block_rows: int = 128
+    activation_order: bool = False
 
 
 def up(dividend: int, divisor: int) -> int:
@@ -51,10 +54,12 @@ def tensor_bytes(group: TensorGroup, placement: Placement, sharding: Sharding) -
     A fraction of a tensor for a stack of whole experts (``{e}`` names): count x fraction is exact.
     """
     leaf = placement.leaf
-    if placement.split == "skip" or leaf.keep == "never" or (leaf.keep == "experts" and placement.split != "experts"):
+    ordered = leaf.kind == "order" and sharding.activation_order
+    kept = leaf.keep == "always" or ordered or (leaf.keep == "experts" and placement.split == "experts")
+    if placement.split == "skip" or not kept:
         return 0
     shape = group.shape
-    total = _loaded_bytes(group, placement, sharding)
+    total = _loaded_bytes(group, placement, sharding) * (2 if ordered else 1)
     if placement.split == "replicated" or not shape:
         return total if placement.split != "experts" else total * _expert_fraction(sharding)
     axes = leaf.axes
@@ -63,7 +68,7 @@ def tensor_bytes(group: TensorGroup, placement: Placement, sharding: Sharding) -
     if placement.split == "experts":
         return _expert_bytes(total, shape, axes, placement, sharding)
     divided = _divided(shape, axes, placement.split, sharding)
-    if divided is None:
+    if divided is None or (placement.split == "columns" and _unordered_scale(placement, sharding)):
         return total
     dimension, local = divided
     loaded = total * local // dimension if (total * local) % dimension == 0 else up(total * local, dimension)
@@ -117,6 +122,10 @@ def _divided(shape: tuple[int, ...], axes: str, split: str, sharding: Sharding) 
     return size, up(size, ranks)
 
 
+def _unordered_scale(placement: Placement, sharding: Sharding) -> bool:
+    return sharding.activation_order and placement.leaf.kind in ("scale", "zero_point")
+
+
 def _flat(shape: tuple[int, ...]) -> bool:
     """A bitsandbytes weight: all codes in one column, far longer than any output dimension."""
     return len(shape) == 2 and shape[1] == 1 and shape[0] >= 1 << 20
@@ -134,7 +143,7 @@ def _expert_bytes(total: int, shape: tuple[int, ...], axes: str, placement: Plac
     ranks = sharding.expert_ranks
     down = placement.module.endswith(("down_proj", ".w2"))
     at = axes.find("i" if down else "o")
-    if at < 0 or at >= len(shape) or shape[at] <= 1:
+    if at < 0 or at >= len(shape) or shape[at] <= 1 or (down and _unordered_scale(placement, sharding)):
         return total
     if placement.fused:
         return up(total, ranks)  # the stored order of the last two dimensions differs between builds
