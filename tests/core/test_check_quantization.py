@@ -171,3 +171,16 @@ def test_fp8_expert_blocks_may_be_cut_since_0_29() -> None:
     assert "fp8-block-vs-tp" in codes(found("vllm serve m -tp 4", moe(), version="0.28.0"))  # 160 a rank
     assert "fp8-block-vs-tp" not in codes(found("vllm serve m -tp 4", moe(), version="0.30.0"))
     assert "fp8-block-vs-tp" not in codes(found("vllm serve m -tp 1", moe(), version="0.28.0"))
+
+
+def test_fp8_blocks_of_joined_layers_pass_since_0_14() -> None:
+    blocks = Quantization(method="fp8", bits=8, block_shape=(128, 128), label="fp8 block 128x128")
+    model = dense(head_dim=64, quantization=blocks, config={"head_dim": 64})  # one head of 64 rows a rank
+    assert "fp8-block-vs-tp" in codes(found("vllm serve m -tp 8", model, version="0.13.0"))
+    assert "fp8-block-vs-tp" not in codes(found("vllm serve m -tp 8", model, version="0.14.0"))
+
+
+def test_a_head_size_that_nobody_wrote_down_is_not_guessed() -> None:
+    blocks = Quantization(method="fp8", bits=8, block_shape=(128, 128), label="fp8 block 128x128")
+    odd = dense(hidden_size=2560, num_attention_heads=24, head_dim=106, num_key_value_heads=8, quantization=blocks)
+    assert "fp8-block-vs-tp" not in codes(found("vllm serve m -tp 8", odd, version="0.13.0"))

@@ -164,6 +164,7 @@ def _remote_code(case: LaunchCase) -> Iterator[Finding]:
             f"The configuration of model_type {model.model_type} is loaded from the repository's own code.",
             evidence=[case.model_evidence(f"auto_map, model_type: {model.model_type}")],
             fixes=[Fix("After you have read the code.", ("--trust-remote-code",))],
+            severity=None if case.model_confidence == "certain" else "warning",
             confidence="likely",
         )
 

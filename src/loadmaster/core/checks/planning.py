@@ -10,6 +10,9 @@ from msgspec import structs
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
+from loadmaster.core.pictures import picture_rules
+
+_OLDEST_RULES = "0.17"  # the first version whose memory rules were read
 
 
 def check_plan(case: LaunchCase) -> Iterator[Finding]:
@@ -33,7 +36,28 @@ def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
         if fixes and item.severity == "error":
             own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
             fixes = ()
-        yield structs.replace(item, fixes=own)
+        yield _tempered(case, structs.replace(item, fixes=own))
+
+
+def _tempered(case: LaunchCase, item: Finding) -> Finding:
+    """A finding of the plan as mild and unsure as the facts under the plan are."""
+    assert case.model is not None
+    if item.code == "seq-too-long-for-memory" and case.value("--max-model-len") == -1:
+        return structs.replace(item, severity="note")  # the engine shortens the context by itself
+    if item.code == "oom-runtime" and _pictures_unbounded(case):
+        return structs.replace(item, severity="warning", confidence="possible")
+    unsure = case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
+    if unsure and item.confidence == "certain":
+        return structs.replace(item, confidence="likely")
+    return item
+
+
+def _pictures_unbounded(case: LaunchCase) -> bool:
+    """Whether nobody knows the largest picture that the processor makes."""
+    if case.model is None or case.settings is None or case.model.vision is None or case.text_only:
+        return False
+    rules = picture_rules(case.model, case.settings.max_pixels, case.settings.min_pixels)
+    return rules is None or rules.largest_tokens is None
 
 
 def _planned(case: LaunchCase, item: Finding, fix: Fix) -> Fix:

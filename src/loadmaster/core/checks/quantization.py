@@ -127,6 +127,7 @@ def _mismatch(case: LaunchCase, wanted: str) -> Iterator[Finding]:
         return  # without a configuration nobody can say that it declares nothing
     entry = _methods().get(wanted, {})
     accepted = set(entry.get("checkpoint", ()))
+    assumed = case.assumed_format
     has = declared(case)
     fix = Fix("The engine reads the method from the checkpoint.", remove=("--quantization",))
     if has is None:
@@ -145,20 +146,20 @@ def _mismatch(case: LaunchCase, wanted: str) -> Iterator[Finding]:
             f"--quantization {wanted}, but the checkpoint is {has}" + _format_words(case) + ".",
             evidence=[
                 *case.evidence("--quantization"),
-                case.model_evidence(f"quantization_config.quant_method: {has}"),
+                case.model_evidence(f"quantization_config.quant_method: {has}" + (", by its name" if assumed else "")),
             ],
             fixes=[fix],
-            confidence=_sure(case),
+            severity="warning" if assumed and not case.is_hub_name else None,
+            confidence="possible" if assumed and not case.is_hub_name else _sure(case),
         )
 
 
 def _format_words(case: LaunchCase) -> str:
-    label = case.model.quantization.label if case.model else None
-    return f" ({label})" if label else ""
+    return f" ({case.format_label})" if case.format_label else ""
 
 
 def _sure(case: LaunchCase) -> Confidence:
-    return "certain" if case.model_confidence == "certain" else "likely"
+    return "certain" if case.model_confidence == "certain" and not case.assumed_format else "likely"
 
 
 def _checkpoint_method(case: LaunchCase) -> Iterator[Finding]:
@@ -302,7 +303,7 @@ def _needed_capability(case: LaunchCase) -> tuple[int | None, str, tuple[Evidenc
         form = case.model.quantization.format
         key = f"{key}/{form}"
     needed = _step(tables["checkpoints"].get(key), case.version)
-    label = case.model.quantization.label or has
+    label = case.format_label or has
     return needed, f"A {label} checkpoint", (case.model_evidence(f"quantization_config: {label}"),)
 
 

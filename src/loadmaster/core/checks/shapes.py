@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
@@ -17,6 +18,8 @@ _TILE_INPUT, _TILE_OUTPUT = 128, 64
 _TILES_PADDED_SINCE = "0.24"
 # vLLM fused_moe/oracle/fp8.py: blocks of experts may be cut down to this since then
 _SMALLEST_EXPERT_BLOCK, _EXPERT_BLOCKS_CUT_SINCE = 32, "0.29"
+# vLLM layers/linear.py: layers that join several weights (gate and up, query, key and value) pass since then
+_MERGED_PASS_SINCE = "0.14"
 # vLLM layers/quantization/moe_wna16.py: groups of experts are halved down to this
 _SMALLEST_EXPERT_GROUP = 32
 _QUANTISED_LEAVES = (".weight_packed", ".qweight", ".weight_scale_inv", ".weight_scale", ".w_q", ".scales")
@@ -99,8 +102,8 @@ def layers_of(model: ModelFacts) -> list[Layer]:
             found.append(Layer(name, path, split, width, least))
 
     heads, width = text.num_attention_heads, text.head_dim
-    if width is None and heads and text.hidden_size:
-        width = text.hidden_size // heads
+    if heads and text.hidden_size and "head_dim" not in _raw_text(model):
+        width = text.hidden_size // heads if text.hidden_size % heads == 0 else None
     if heads and width and text.kv_lora_rank is None:
         add("attention output", "self_attn.o_proj", "input", heads * width)
         add("attention query", "self_attn.q_proj", "output", heads * width)
@@ -113,7 +116,8 @@ def layers_of(model: ModelFacts) -> list[Layer]:
         add("feed-forward gate and up", "mlp.up_proj", "output", text.intermediate_size)
     if text.num_experts:
         add("expert", "mlp.experts.0.down_proj", "expert", text.moe_intermediate_size)
-    shared = text.shared_expert_intermediate_size
+    # which builds quantise the shared expert, only the tensors tell
+    shared = text.shared_expert_intermediate_size if model.tensors else None
     add("shared expert down", "mlp.shared_expert.down_proj", "input", shared)
     add("shared expert gate and up", "mlp.shared_expert.up_proj", "output", shared)
     if text.linear_num_value_heads and text.linear_value_head_dim:
@@ -124,6 +128,12 @@ def layers_of(model: ModelFacts) -> list[Layer]:
             text.linear_num_value_heads * text.linear_value_head_dim,
         )
     return found
+
+
+def _raw_text(model: ModelFacts) -> dict[str, Any]:
+    """The language model's part of config.json as it stands there."""
+    inner = model.config.get("text_config")
+    return inner if isinstance(inner, dict) else model.config
 
 
 def _is_quantised(model: ModelFacts, path: str) -> bool:
@@ -195,6 +205,7 @@ def _block_problems(
     model: ModelFacts, block: tuple[int, int], size: int, whole_experts: bool, version: str | None
 ) -> list[Problem]:
     rows, columns = block
+    merged_pass = version is None or at_least(version, _MERGED_PASS_SINCE)
     found = []
     for layer in layers_of(model):
         ranks = 1 if layer.split == "expert" and whole_experts else size
@@ -204,7 +215,7 @@ def _block_problems(
             if bad and (version is None or at_least(version, _EXPERT_BLOCKS_CUT_SINCE)):
                 common = math.gcd(rows, columns, part, model.text.hidden_size or rows)
                 bad = common < _SMALLEST_EXPERT_BLOCK
-        elif ranks == 1:
+        elif ranks == 1 or (layer.split == "output" and merged_pass):
             bad = False
         else:
             bad = part % (columns if layer.split == "input" else rows) != 0
