@@ -280,15 +280,14 @@ class TensorGroups:
         found: list[_Key] = []
         for offset in range(start, start + period):
             tail, value, size = names[offset][prefix_length:], values[offset], sizes[offset]
-            dtype, shape = value.dtype, value.shape
+            dtype, shape, column = value.dtype, value.shape, values[offset:end:period]
             if (
                 "\n".join(names[offset:end:period]) != stem + f"{tail}\n{stem}".join(numbers) + tail
+                or [each.shape for each in column].count(shape) != experts
+                or [each.dtype for each in column].count(dtype) != experts
                 or sizes[offset:end:period].count(size) != experts
             ):
                 return 0
-            for each in values[offset:end:period]:
-                if each.shape != shape or each.dtype != dtype:
-                    return 0
             found.append((head, tail, dtype, shape, size))
         counts = self._counts
         for key in found:
