@@ -146,6 +146,16 @@ def test_checkpoint_grid_of_flashinfer(
     assert layout.groups[0].request_blocks == held
 
 
+@pytest.mark.parametrize(
+    ("version", "capability", "said"),
+    [("0.33", None, True), ("0.33", (12, 0), True), ("0.33", (8, 6), False), ("0.32", None, False)],
+)
+def test_a_kernel_that_cannot_be_told_is_noted(version: str, capability: tuple[int, int] | None, said: bool) -> None:
+    launch = settings(version, 2, 4096, **ALIGN, compute_capability=capability)
+    notes = cache_layout(facts(published.QWEN_3_5_35B_A3B), launch).notes
+    assert any("FlashInfer" in note for note in notes) == said
+
+
 def test_prediction_head_has_a_cache_of_its_own() -> None:
     launch = settings("0.24.0", 2, 4096, **NONE, speculative_method="mtp", num_speculative_tokens=1)
     layout = cache_layout(facts(published.QWEN_3_5_35B_A3B), launch)

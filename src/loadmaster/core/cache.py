@@ -10,7 +10,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 from loadmaster.core.architectures import family_of
-from loadmaster.core.cachespec import LayerSpec, attention_token_bytes, block_tokens, gdn_checkpoint, rule, state_bytes
+from loadmaster.core.cachespec import (
+    LayerSpec,
+    attention_token_bytes,
+    block_tokens,
+    gdn_checkpoint,
+    gdn_checkpoint_doubt,
+    rule,
+    state_bytes,
+)
 from loadmaster.core.facts import CacheGroup, CacheLayout, KvCache, ModelFacts, Settings
 from loadmaster.core.pipeline import stage_layers
 from loadmaster.core.tensorlayout import up
@@ -40,6 +48,8 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
     groups, padding_layers = _groups(specs, settings)
     if padding_layers:
         notes.append(f"{padding_layers} padding layers make the groups equally long.")
+    if doubt := gdn_checkpoint_doubt(text, settings):
+        notes.append(doubt)
     last = pipeline_rank == settings.pipeline_parallel_size - 1
     here = set(stage_layers(layers, settings)[0][pipeline_rank])
     if last:

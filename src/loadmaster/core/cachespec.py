@@ -142,6 +142,20 @@ def gdn_checkpoint(text: TextConfig, settings: Settings) -> tuple[int, int]:
     return int(entry["grid"]), int(entry["blocks"])
 
 
+def gdn_checkpoint_doubt(text: TextConfig, settings: Settings) -> str | None:
+    """What is not known of the prefill kernel and would change the blocks; None when nothing is."""
+    grid = int(rule("gdn_checkpoint", settings.version)["grid"])
+    capability = settings.compute_capability
+    asked = settings.mamba_cache_mode == "align" and settings.gdn_prefill_backend in ("auto", "flashinfer")
+    if grid == 1 or not asked or not state_bytes(text, settings):
+        return None
+    if capability is None:
+        return f"On cards where FlashInfer computes the prefill, blocks are multiples of {grid} tokens."
+    if capability[0] in (10, 12):
+        return f"Blocks are multiples of {grid} tokens because FlashInfer computes the prefill; it takes CUDA 13."
+    return None
+
+
 def _gcd(a: int, b: int) -> int:
     while b:
         a, b = b, a % b
