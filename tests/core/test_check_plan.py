@@ -29,7 +29,8 @@ def test_eager_mode_without_a_plan_is_only_possible() -> None:
 
 
 def test_weights_that_do_not_fit() -> None:
-    assert "oom-weights" in codes(found("vllm serve m", dense(), cards(1, 8), version="0.24.0"))
+    item = of(found("vllm serve m", dense(), cards(1, 8), version="0.24.0"), "oom-weights")
+    assert item.fixes[0].argv == ("--tensor-parallel-size", "4")
     assert "oom-weights" not in codes(found("vllm serve m", dense(), cards(1, 24), version="0.24.0"))
 
 

@@ -136,15 +136,21 @@ def test_a_longer_context_needs_more_cache() -> None:
     assert needs == sorted(set(needs))
 
 
-# Recorded starts of vLLM 0.24.0 on two H200, dummy weights: `Available KV cache memory`, and the card's memory
-# when ready and at its highest, less the 1.94 GiB that were in use before the first allocation.
+# Recorded starts of vLLM 0.24.0 on two H200, dummy weights: `Available KV cache memory`, and what NVML showed when
+# ready and at the highest, less the 0.60 GiB that the driver reserves. 1.92 GiB were in use before the first
+# allocation. The pictures were 512, 1024 and 2000 pixels wide, then 4096; in the last line 2896 came before 4096.
+SIXTEEN = "--max-model-len 262144 --max-num-seqs 16"
+
+
 @pytest.mark.parametrize(
     ("flags", "cache", "ready", "highest"),
     [
-        ("--max-model-len 4096 --max-num-seqs 256 --enforce-eager", 8.26, 24.172, 24.182),
-        ("--max-model-len 4096 --max-num-seqs 256", 7.59, 24.467, 24.469),
-        ("--max-model-len 262144 --max-num-seqs 16", 8.05, 23.062, 25.516),
-        ("--max-model-len 32768 --max-num-seqs 16 --enforce-eager --mm-encoder-tp-mode data", 7.25, 22.502, None),
+        ("--max-model-len 4096 --max-num-seqs 256 --enforce-eager", 8.26, 23.57, 23.58),
+        ("--max-model-len 4096 --max-num-seqs 256", 7.59, 23.87, 23.87),
+        (SIXTEEN, 8.05, 22.46, 24.92),
+        (SIXTEEN, 8.05, 22.46, 25.80),
+        ("--max-model-len 32768 --max-num-seqs 16 --enforce-eager --mm-encoder-tp-mode data", 7.25, 21.90, None),
+        (SIXTEEN + ' --mm-processor-kwargs {"max_pixels":4194304}', 9.15, 23.58, 24.36),
     ],
 )
 def test_recorded_launches(flags: str, cache: float, ready: float, highest: float | None) -> None:
@@ -153,10 +159,10 @@ def test_recorded_launches(flags: str, cache: float, ready: float, highest: floa
     load = sheet.gpus[0]
     assert sheet.kv_cache is not None and sheet.kv_cache.available_bytes is not None
     assert sheet.kv_cache.available_bytes / GIB == pytest.approx(cache, abs=0.1)
-    outside = part(sheet, "context")
-    assert (load.peak_bytes["steady"] - outside) / GIB + 1.94 == pytest.approx(ready, abs=0.3)
+    assert load.peak_bytes["steady"] / GIB == pytest.approx(ready, abs=0.15)
     if highest is not None:
-        assert (load.peak_bytes["serving"] - outside) / GIB + 1.94 == pytest.approx(highest, abs=0.3)
+        assert load.peak_bytes["serving"] / GIB == pytest.approx(highest, abs=0.6)
+        assert load.peak_low_bytes["serving"] / GIB <= highest <= load.peak_high_bytes["serving"] / GIB
 
 
 # Public logs, text only; the context's bytes and most other terms differ from the launches above.
@@ -282,7 +288,7 @@ def test_a_given_cache_is_taken_as_it_is() -> None:
 
 
 def test_the_trial_pool_by_version() -> None:
-    """On one 32 GiB card the temporary cache of 512 blocks does not fit beside the weights; later versions need less."""
+    """512 blocks of temporary cache do not fit a card of 32 GiB beside the weights; fewer graphs need fewer."""
     flags = "--max-model-len 8192"
     old = plan(MOE_35B, cards(32), flags, "0.25.0")
     assert "oom-cudagraph-profile-pool" in {item.code for item in old.findings}

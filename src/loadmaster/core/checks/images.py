@@ -17,12 +17,20 @@ _SMALLEST_MINIMUM = 3136  # 56 x 56: the smallest min_pixels of the public Qwen-
 
 def check_images(case: LaunchCase) -> Iterator[Finding]:
     """Everything that the picture settings decide; silent for models without a tower and for text-only launches."""
-    if case.text_only or (case.model is not None and case.model.vision is None):
+    if case.text_only or _no_tower(case):
         return
     yield from _profile(case)
     yield from _context(case)
     yield from _encoder_cache(case)
     yield from _cap(case)
+
+
+def _no_tower(case: LaunchCase) -> bool:
+    """Whether the model is known to read text only; a table without a vision configuration does not say so alone."""
+    model = case.model
+    if model is None or model.vision is not None:
+        return False
+    return model.format in ("safetensors", "gguf") or (model.architecture or "").endswith("ForCausalLM")
 
 
 def pixel_cap(case: LaunchCase) -> tuple[int | None, int | None]:
@@ -66,8 +74,7 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
     limits = case.table("--limit-mm-per-prompt") or {}
     cap, _ = pixel_cap(case)
     rules = _rules(case)
-    if rules is not None and rules.side is None:
-        return  # a tower of one size: every picture costs the same
+    one_size = rules is not None and rules.side is None
     for modality in ("image", "video"):
         given = limits.get(modality)
         if not isinstance(given, dict) or given.get("count") == 0:
@@ -77,6 +84,15 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
             continue
         width, height = sides[0], sides[-1]
         dummy = width * height
+        if one_size:
+            yield finding(
+                "profile-below-images",
+                f"Width and height of the {modality} change nothing here: the tower makes every picture one size.",
+                evidence=case.evidence("--limit-mm-per-prompt"),
+                severity="note",
+                confidence=case.model_confidence,
+            )
+            return
         largest = cap if cap is not None else rules.max_pixels if rules else None
         if largest is not None and largest <= dummy:
             continue

@@ -15,6 +15,7 @@ _QUEUE = 160 * MIB  # 10 chunks of 16 MiB: vLLM shm_broadcast.py with VLLM_MQ_MA
 _ENOUGH_SHM = GIB
 _DESKTOP = (3 * GIB) // 2  # what a desktop takes of a card: 0.3 to 1.5 GiB
 _DESKTOP_NAMES = re.compile(r"xorg|xwayland|gnome|kwin|plasma|mutter|compiz|firefox|chrome|explorer|dwm", re.IGNORECASE)
+_HIGH_SHARE = 0.97  # on 24 GiB this leaves 0.7 GiB, what one of several ranks takes
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _CUSTOM_SIZES = (2, 4, 6, 8, 16)  # ranks that the custom all-reduce is made for
 _WIDE_LEVELS = ("SYS", "PHB", "PXB", "5", "4", "3")  # NCCL_P2P_LEVEL beyond NVLink
@@ -68,6 +69,16 @@ def _utilisation(case: LaunchCase) -> Iterator[Finding]:
                 "All of a card is never free: the CUDA context of the engine itself takes 0.3 to 1.5 GiB first.",
                 evidence=evidence,
                 fixes=[Fix("What most cards can give.", ("--gpu-memory-utilization", "0.92"))],
+            )
+        elif share > _HIGH_SHARE:
+            yield finding(
+                "util-out-of-range",
+                f"{share:g} leaves {1 - share:.0%} of the card to CUDA and NCCL, which take 0.3 to 1.5 GiB before the "
+                "engine looks at what is free: too little on a card of 24 GiB, enough on one of 80 GiB.",
+                evidence=evidence,
+                fixes=[Fix("What most cards can give.", ("--gpu-memory-utilization", "0.95"))],
+                severity="note",
+                confidence="possible",
             )
         return
     yield from _share_of(case, share, evidence)

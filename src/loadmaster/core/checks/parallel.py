@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
-from loadmaster.core.facts import GIB, Confidence, Evidence, Finding, Fix, Severity
+from loadmaster.core.facts import GIB, Confidence, Evidence, Finding, Fix, GpuFacts, Severity
 
 # Vision towers whose attention takes whole heads on each rank (vLLM model_executor/models: divide(num_heads, tp)).
 # InternVL's is not among them: it adds dummy heads.
@@ -159,13 +159,18 @@ def _unequal(case: LaunchCase) -> Iterator[Finding]:
             )
             for gpu in cards
         ],
-        fixes=[
-            Fix(
-                "Leave the small card out if the rest is enough.",
-                env={"CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in cards if gpu is not smallest)},
-            )
-        ],
+        fixes=_without_smallest(case, cards, smallest),
     )
+
+
+def _without_smallest(case: LaunchCase, cards: tuple[GpuFacts, ...], smallest: GpuFacts) -> list[Fix]:
+    rest = [gpu for gpu in cards if gpu is not smallest]
+    size = _largest_size(case, len(rest))
+    if case.pipeline_parallel * case.data_parallel > 1 or size is None:
+        return []
+    argv = ("--tensor-parallel-size", str(size)) if size != case.tensor_parallel else ()
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in rest)}
+    return [Fix("Leave the small card out if the rest is enough.", argv, env=env)]
 
 
 # ------------------------------------------------------------------------------------------ heads

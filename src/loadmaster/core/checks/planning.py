@@ -12,6 +12,8 @@ from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
 from loadmaster.core.pictures import picture_rules
 
+_CARD_COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
+_FOUR_BIT_SHARE = (0.5 + 2.5 / 128) / 2  # 4 bits with scales and zero points for groups of 128, of 16 bits
 _OLDEST_RULES = "0.17"  # the first version whose memory rules were read
 
 
@@ -32,11 +34,41 @@ def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
         assert case.model is not None and case.gpus
         fixes = smallest_fix(case.model, case.gpus, case.launch, case.planned_engine, sheet)
     for item in sheet.findings:
-        own = tuple(_planned(case, item, fix) for fix in item.fixes) if item.severity == "error" else item.fixes
+        if item.code == "oom-weights" and not item.fixes and not fixes:
+            item = structs.replace(item, fixes=tuple(_for_weights(case, sheet)))
+        own = item.fixes
+        if item.severity == "error" and item.code != "oom-weights":
+            own = tuple(_planned(case, item, fix) for fix in own)
         if fixes and item.severity == "error":
             own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
             fixes = ()
         yield _tempered(case, structs.replace(item, fixes=own))
+
+
+def _for_weights(case: LaunchCase, sheet: LoadSheet) -> Iterator[Fix]:
+    """More cards of the smallest kind that is there, planned; and what fewer bits would take."""
+    assert case.model is not None and case.gpus
+    model = case.model
+    heads = model.text.num_attention_heads
+    smallest = min(case.gpus, key=lambda gpu: gpu.total_bytes)
+    for count in _CARD_COUNTS:
+        if count <= case.tensor_parallel or (heads is not None and heads % count):
+            continue
+        cards = [structs.replace(smallest, index=index) for index in range(count * case.pipeline_parallel)]
+        from loadmaster.core.argv import with_flags
+        from loadmaster.core.plan import make_plan
+
+        launch = with_flags(without(case.launch, "--data-parallel-size"), {"--tensor-parallel-size": count})
+        larger = make_plan(model, cards, launch, case.planned_engine)
+        if not any(item.code in ("oom-weights", "no-kv-memory") for item in larger.findings):
+            words = f"{len(cards)} cards of {smallest.total_bytes / GIB:.0f} GiB hold the weights and a cache."
+            yield Fix(words, ("--tensor-parallel-size", str(count)))
+            break
+    if model.quantization.method is None:
+        stored = sum(part.bytes for gpu in sheet.gpus for part in gpu.components if part.name.startswith("weights."))
+        stored //= max(1, case.data_parallel)
+        eight, four = stored / 2 / GIB, stored * _FOUR_BIT_SHARE / GIB
+        yield Fix(f"Or a checkpoint of fewer bits: all in all about {eight:.0f} GiB in 8, {four:.0f} GiB in 4 bits.")
 
 
 def _tempered(case: LaunchCase, item: Finding) -> Finding:
@@ -103,18 +135,21 @@ def _eager(case: LaunchCase) -> Iterator[Finding]:
         return
     if sheet.fits is not False or case.sheet.fits is False:
         graphs = _graph_bytes(sheet)
-        same = sheet.fits is case.sheet.fits
-        words = f"CUDA graphs take {graphs / GIB:.2f} GiB a card" if graphs is not None else "CUDA graphs fit"
-        if case.sheet.fits is False:
-            words += ", and eager mode does not make this launch fit either"
-        elif graphs is not None:
-            words += " and fit"
+        size = (
+            f"CUDA graphs take {graphs / GIB:.2f} GiB a card" if graphs is not None else "CUDA graphs are switched off"
+        )
+        if sheet.fits is True:
+            words = f"{size} and fit"
+        elif case.sheet.fits is False:
+            words = f"{size}, and eager mode does not make this launch fit either"
+        else:
+            words = f"{size}; by the expected figures they fit, by the highest nobody can tell"
         yield finding(
             "eager-mode-cost",
-            words + "; without them decoding is several times slower.",
+            words + ". Without them decoding is several times slower.",
             evidence=[*evidence, *_plan_evidence(sheet)],
             fixes=[Fix(drop.why, remove=drop.remove, replanned=sheet.fits is True)],
-            confidence="certain" if sheet.fits is True else "likely" if same else "possible",
+            confidence="certain" if sheet.fits is True else "likely",
         )
         return
     for sequences in (64, 32, 16, 8):

@@ -143,7 +143,7 @@ def _mismatch(case: LaunchCase, wanted: str) -> Iterator[Finding]:
     elif has.lower() not in accepted and has.lower() != wanted:
         yield finding(
             "quant-method-mismatch",
-            f"--quantization {wanted}, but the checkpoint is {has}" + _format_words(case) + ".",
+            f"--quantization {wanted}, but the checkpoint is {case.format_label or has}.",
             evidence=[
                 *case.evidence("--quantization"),
                 case.model_evidence(f"quantization_config.quant_method: {has}" + (", by its name" if assumed else "")),
@@ -152,10 +152,6 @@ def _mismatch(case: LaunchCase, wanted: str) -> Iterator[Finding]:
             severity="warning" if assumed and not case.is_hub_name else None,
             confidence="possible" if assumed and not case.is_hub_name else _sure(case),
         )
-
-
-def _format_words(case: LaunchCase) -> str:
-    return f" ({case.format_label})" if case.format_label else ""
 
 
 def _sure(case: LaunchCase) -> Confidence:
@@ -304,7 +300,7 @@ def _needed_capability(case: LaunchCase) -> tuple[int | None, str, tuple[Evidenc
         key = f"{key}/{form}"
     needed = _step(tables["checkpoints"].get(key), case.version)
     label = case.format_label or has
-    return needed, f"A {label} checkpoint", (case.model_evidence(f"quantization_config: {label}"),)
+    return needed, f"The checkpoint ({label})", (case.model_evidence(f"quantization_config: {label}"),)
 
 
 def _capability_fixes(case: LaunchCase, has_number: int) -> list[Fix]:
