@@ -6,11 +6,16 @@ therefore the child.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
+import urllib.request
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +35,9 @@ for name, value in wanted["set"].items():
     kind = xllamacpp.ggml_type if name.startswith("cache_type") else xllamacpp.llama_flash_attn_type
     setattr(params, name, getattr(kind, value) if isinstance(value, str) else value)
 server = xllamacpp.Server(params)
-print(json.dumps(resident()), flush=True)
+print(json.dumps(resident() | {"address": server.listening_address}), flush=True)
+if wanted["stay"]:
+    sys.stdin.read()
 os._exit(0)
 """
 
@@ -60,7 +67,7 @@ def parameters(flags: str) -> dict[str, Any]:
 
 def load(model: Path, tower: Path | None, settings: dict[str, Any]) -> tuple[str, int]:
     """Load in a child process: the engine's log, and the resident bytes."""
-    wanted = {"model": str(model), "projector": str(tower) if tower else "", "set": settings}
+    wanted = {"model": str(model), "projector": str(tower) if tower else "", "set": settings, "stay": False}
     run = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(wanted)],
         capture_output=True,
@@ -77,3 +84,46 @@ def load(model: Path, tower: Path | None, settings: dict[str, Any]) -> tuple[str
 def sizes(log: str, pattern: str) -> float:
     """Sum of the MiB that the log prints after ``pattern``."""
     return sum(float(value) for value in re.findall(pattern + r" *= *([\d.]+)", log))
+
+
+def picture(edge: int, seed: int) -> str:
+    """A square picture as a data URL, each with colours of its own."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    row = b"\0" + bytes((x * 7 + seed * 31) % 256 for x in range(edge * 3))
+    head = struct.pack(">IIBBBBB", edge, edge, 8, 2, 0, 0, 0)
+    data = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(row * edge)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + data).decode()
+
+
+def serve_pictures(model: Path, projector: Path, settings: dict[str, Any], edges: Sequence[int]) -> int:
+    """Ask about pictures of these sizes, one after the other: the peak of resident bytes from loading to the end."""
+    wanted = {"model": str(model), "projector": str(projector), "set": settings, "stay": True}
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, json.dumps(wanted)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+    ) as engine:
+        assert engine.stdout is not None
+        try:
+            address = json.loads(engine.stdout.readline())["address"]
+            for seed, edge in enumerate(edges):
+                content = [
+                    {"type": "image_url", "image_url": {"url": picture(edge, seed)}},
+                    {"type": "text", "text": f"picture {seed}"},
+                ]
+                body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "temperature": 0}
+                request = urllib.request.Request(
+                    f"{address}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+                )
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    json.load(answer)
+            status = Path(f"/proc/{engine.pid}/status").read_text()
+            return int(status.split("VmHWM:")[1].split()[0]) << 10
+        finally:
+            engine.kill()

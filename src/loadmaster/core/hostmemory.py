@@ -295,6 +295,18 @@ def projector_buffer(model: ModelFacts, settings: HostSettings, tokens: int) -> 
     plain = 0 if settings.flash_attention else (vision.num_heads or 1) * patches * patches * _FLOAT
     expected = patches * alive * _FLOAT + plain
     hole = patches * (pixels + rule["hole_rows"] * width) * _FLOAT
-    picture = patches * pixels * (_FLOAT + 1)  # the pixels before the graph: bytes, then F32
     low = patches * max(pixels + width, alive * 3 // 4) * _FLOAT if not plain else patches * width * _FLOAT + plain
-    return Amount(expected, min(low, expected), expected + hole + picture, "assumed", f"an image of {tokens:,} tokens")
+    return Amount(expected, min(low, expected), expected + hole, "assumed", f"an image of {tokens:,} tokens")
+
+
+def picture_preparation(settings: HostSettings, pixels: int) -> Amount:
+    """Host buffers for the largest picture before it enters the graph; at most, every HTTP thread has kept its own."""
+    rule = load_toml("llamacpp.toml")["picture"]
+    threads = settings.slots + rule["threads_beside_slots"]
+    original = rule["bytes_per_original_pixel"] * rule["original_times"]
+    return Amount(
+        rule["bytes_per_pixel"] * pixels,
+        rule["bytes_per_pixel_low"] * pixels,
+        (rule["bytes_per_pixel_kept"] * threads + original) * pixels,
+        "assumed",
+    )

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from loadmaster.core import hostmemory
 from loadmaster.core.facts import (
     GIB,
-    Amount,
     Component,
     EngineFacts,
     Evidence,
@@ -25,7 +24,6 @@ from loadmaster.core.facts import (
     Fix,
     GpuLoad,
     HostFacts,
-    ImagePlan,
     KvCache,
     LaunchArgs,
     LaunchPlan,
@@ -33,37 +31,12 @@ from loadmaster.core.facts import (
     ModelFacts,
     ModelSummary,
 )
+from loadmaster.core.hostneed import HostNeed, host_need
 from loadmaster.core.hostsettings import HostFlags, HostSettings, host_settings, launch_flags
 from loadmaster.core.tables import load_toml
 
 _PEAKS = ("start", "steady", "serving")
 _DAMAGE = ("header-invalid", "weights-truncated", "weights-lfs-pointer", "weights-missing-shard", "config-invalid")
-
-
-class _Need(Struct, frozen=True, kw_only=True):
-    """One plan of memory: components when serving, the two earlier peaks, and sentences."""
-
-    components: tuple[Component, ...]
-    start: tuple[int, int, int]
-    steady: tuple[int, int, int]
-    known: bool
-    cache: hostmemory.Cache | None
-    images: ImagePlan | None
-    kept_prompts: int
-    notes: tuple[str, ...]
-
-    @property
-    def serving(self) -> tuple[int, int, int]:
-        parts = self.components
-        return sum(c.bytes for c in parts), sum(c.low for c in parts), sum(c.high for c in parts)
-
-    @property
-    def high(self) -> int:
-        return max(self.start[2], self.steady[2], self.serving[2])
-
-    @property
-    def low(self) -> int:
-        return max(self.start[1], self.steady[1], self.serving[1])
 
 
 def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engine: EngineFacts) -> LoadSheet:
@@ -77,7 +50,7 @@ def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engin
     settings = _fitted(model, host_settings(flags, model), flags, host, engine)
     notes = [] if engine.version else ["engine version unknown: planned by the rules of the newest known build"]
     findings = list(model.findings) + _flag_findings(flags)
-    need = _need(model, settings, engine) if settings is not None else None
+    need = host_need(model, settings, engine) if settings is not None else None
     total, room = host.memory_total_bytes, _room(host)
     fits: bool | None = None
     if need is not None and need.known and room is not None and not _damaged(model):
@@ -160,173 +133,10 @@ def _damaged(model: ModelFacts) -> bool:
     return any(f.code in _DAMAGE and f.severity == "error" for f in model.findings)
 
 
-# ------------------------------------------------------------------------------------------ the need
-
-
-def _need(model: ModelFacts, settings: HostSettings, engine: EngineFacts) -> _Need:
-    table = load_toml("llamacpp.toml")
-    notes: list[str] = []
-    components: list[Component] = []
-    known = True
-
-    loaded, skipped = hostmemory.language_weights(model)
-    repacked = hostmemory.repacked_weights(model) if settings.repack else 0
-    components.append(_component("weights.language", Amount.exact(loaded, "read")))
-    if skipped:
-        notes.append(f"prediction layers of {skipped / GIB:.2f} GiB in the file are not loaded")
-    if repacked:
-        notes.append(
-            f"up to {repacked / GIB:.2f} GiB of the weights are rearranged for the processor; the file's pages of them "
-            "are not needed after that, so they count once"
-        )
-    with_projector = settings.projector and model.vision is not None
-    if with_projector:
-        components.append(_component("weights.vision", Amount.exact(hostmemory.projector_weights(model), "read")))
-
-    cache = hostmemory.cache(model, settings)
-    if cache is None:
-        known = False
-        notes.append("KV cache: unknown, the file does not say the heads or the layers")
-    elif cache.exact:
-        components.append(_component("kv_cache", Amount.exact(cache.total)))
-    else:
-        components.append(
-            _component("kv_cache", Amount(cache.total, cache.total // 2, cache.total * 2, "assumed", cache.note))
-        )
-
-    older = _older(engine.version, table["compute"]["logits_per_token_before"])
-    workspace = hostmemory.compute_buffer(model, settings, logits_per_token=older)
-    if workspace is None:
-        known = False
-        notes.append("graph buffer: unknown, the file does not say the model's width")
-    else:
-        components.append(_component("workspace", workspace))
-
-    images, warm = None, Amount.exact(0)
-    if with_projector:
-        images, warm, picture = _images(model, settings)
-        if picture is None:
-            known = False
-            notes.append(f"projector buffer: unknown, no rule for {model.vision.model_type if model.vision else None}")
-        else:
-            components.append(_component("activations.vision", picture))
-
-    sampler = hostmemory.logits(model, settings)
-    if sampler is not None:
-        components.append(_component("sampler", Amount.exact(sum(sampler))))
-    process, kept = hostmemory.process(model), _kept_prompts(settings, cache)
-    note = "process, libraries and vocabulary"
-    if kept:
-        note += f"; the high holds {kept / GIB:.2f} GiB of past prompts that llama-server may keep"
-    components.append(Component("context", process.bytes, process.low, process.high + kept, "assumed", note))
-
-    serving = {c.name: c for c in components}
-    steady = _sum(
-        serving,
-        {
-            "activations.vision": warm,
-            "sampler": Amount.exact(sampler[0] if sampler is not None else 0),
-            "context": process,
-        },
-    )
-    start_high = steady[2]
-    if settings.lock:
-        start_high += repacked  # the file's pages are pinned beside their rearranged copies
-        steady = (steady[0], steady[1], steady[2] + repacked)
-    if not settings.memory_map:
-        start_high += hostmemory.largest_tensor(model)  # read into a buffer before it is rearranged
-    return _Need(
-        components=tuple(components),
-        start=(steady[0], steady[1], start_high),
-        steady=steady,
-        known=known,
-        cache=cache,
-        images=images,
-        kept_prompts=kept,
-        notes=tuple(notes),
-    )
-
-
-def _component(name: str, amount: Amount) -> Component:
-    return Component(name, amount.bytes, amount.low, amount.high, amount.basis, amount.note)
-
-
-def _sum(serving: Mapping[str, Component], instead: Mapping[str, Amount]) -> tuple[int, int, int]:
-    """Expected, low and high over the components, some of them in an earlier state."""
-    total = [0, 0, 0]
-    for name, component in serving.items():
-        other = instead.get(name)
-        values = (
-            (component.bytes, component.low, component.high) if other is None else (other.bytes, other.low, other.high)
-        )
-        for at, value in enumerate(values):
-            total[at] += value
-    return total[0], total[1], total[2]
-
-
-def _older(version: str | None, build: int) -> bool:
-    """Whether a version ("b6123", "2026.10.11549") names a build before ``build``; an unknown one does not."""
-    numbers = re.findall(r"\d+", version or "")
-    return bool(numbers) and int(numbers[-1]) < build
-
-
-def _kept_prompts(settings: HostSettings, cache: hostmemory.Cache | None) -> int:
-    """Upper bound of the prompts and states that llama-server keeps beside its cache."""
-    table = load_toml("llamacpp.toml")["defaults"]
-    kept = settings.cache_ram_bytes
-    if kept is None:
-        kept = 0 if cache is None else cache.total
-    if cache is None:
-        return kept
-    each = cache.state_bytes_per_slot + cache.window_bytes_per_slot
-    states: int = min(settings.checkpoints, settings.context_per_slot // table["checkpoint_step"] + 2)
-    return kept + settings.slots * states * each
-
-
-def _images(model: ModelFacts, settings: HostSettings) -> tuple[ImagePlan | None, Amount, Amount | None]:
-    """What pictures cost: the plan, the buffer after the warm-up, and with the largest picture."""
-    vision, processor = model.vision, model.processor
-    unknown = Amount.exact(0)
-    if vision is None or not (vision.patch_size and vision.spatial_merge_size):
-        return None, unknown, None
-    side = vision.patch_size * vision.spatial_merge_size
-    rules = load_toml("llamacpp.toml")["projector"].get(vision.model_type or "", {})
-    limit = settings.image_max_tokens
-    if vision.tokens_per_image is not None:
-        limit = vision.tokens_per_image
-    elif limit is None and processor is not None and processor.max_pixels:
-        limit = processor.max_pixels // side**2
-    if limit is None:
-        return None, unknown, None
-    served = min(limit, settings.context_per_slot)
-    warm_tokens = min(limit, rules.get("warmup_tokens", limit))
-    largest, warm = (hostmemory.projector_buffer(model, settings, tokens) for tokens in (served, warm_tokens))
-    # the buffer does not shrink again, so the warm-up counts even where the context is shorter
-    kept = max(served, warm_tokens) if settings.warm_up else served
-    serving = hostmemory.projector_buffer(model, settings, kept)
-    if largest is None or warm is None or serving is None:
-        return None, unknown, None
-    refused: tuple[str, ...] = ()
-    if served < limit and vision.tokens_per_image is None:
-        refused = (f"pictures of more than {served:,} tokens do not go into the context of {served:,} tokens",)
-    edge = int(served**0.5) * side
-    plan = ImagePlan(
-        tokens_per_pixel=1 / side**2,
-        profiled_tokens=warm_tokens if settings.warm_up else None,
-        profiled_pixels=warm_tokens * side**2 if settings.warm_up else None,
-        largest_pixels=vision.image_size**2 if vision.image_size else served * side**2,
-        largest_size=(vision.image_size, vision.image_size) if vision.image_size else (edge, edge),
-        largest_tokens=served,
-        refused=refused,
-        peak_bytes=largest.bytes,
-    )
-    return plan, (warm if settings.warm_up else unknown), serving
-
-
 # ------------------------------------------------------------------------------------------ the sheet
 
 
-def _load(need: _Need, host: HostFacts) -> GpuLoad:
+def _load(need: HostNeed, host: HostFacts) -> GpuLoad:
     peaks = {"start": need.start, "steady": need.steady, "serving": need.serving}
     total = host.memory_total_bytes or 0
     room = _room(host) or 0
@@ -351,7 +161,7 @@ def _kv_cache(
     model: ModelFacts,
     flags: HostFlags,
     settings: HostSettings | None,
-    need: _Need | None,
+    need: HostNeed | None,
     room: int | None,
     engine: EngineFacts,
 ) -> KvCache | None:
@@ -386,7 +196,7 @@ def _largest_context(model: ModelFacts, flags: HostFlags, room: int, engine: Eng
 
     def fits(steps: int) -> bool:
         settings = host_settings(flags, model, context=steps * step * sample.streams)
-        return settings is not None and _need(model, settings, engine).high <= room
+        return settings is not None and host_need(model, settings, engine).high <= room
 
     count = _last(fits, max(1, longest // step))
     return min(count * step, longest) if count else None
@@ -491,7 +301,7 @@ def _does_not_fit(
     model: ModelFacts,
     flags: HostFlags,
     settings: HostSettings,
-    need: _Need,
+    need: HostNeed,
     room: int,
     total: int | None,
     engine: EngineFacts,
@@ -517,7 +327,7 @@ def _does_not_fit(
 
 
 def _fixes(
-    model: ModelFacts, flags: HostFlags, settings: HostSettings, need: _Need, room: int, engine: EngineFacts
+    model: ModelFacts, flags: HostFlags, settings: HostSettings, need: HostNeed, room: int, engine: EngineFacts
 ) -> tuple[Fix, ...]:
     """Changes that make the plan hold, each planned again; the least one first."""
     fixes: list[Fix] = []
@@ -525,7 +335,7 @@ def _fixes(
     def high(values: Mapping[str, Any]) -> int | None:
         changed = structs.replace(flags, values={**flags.values, **values})
         other = host_settings(changed, model)
-        return _need(model, other, engine).high if other is not None else None
+        return host_need(model, other, engine).high if other is not None else None
 
     def offer(values: Mapping[str, Any], argv: tuple[str, ...], why: str) -> None:
         result = high(values)
