@@ -138,8 +138,9 @@ class Replay(Struct, frozen=True, kw_only=True):
     stranded: int  # reserved for nothing after the profile
     idle: int  # reserved when the server is ready
     sampler: int  # of that, left by the sampler's warm-up
-    vision_growth: int  # reserved on top while the largest picture is encoded
+    vision_growth: int  # reserved on top by the largest picture, after one of half its area
     vision_growth_alone: int  # the same when no smaller picture came before
+    vision_growth_ladder: int  # the same after pictures of 1/64, 1/16, 1/4 and 1/2 of its area
     vision_live: int  # live while the largest picture is encoded
     language_growth: int
     language_live: int
@@ -180,13 +181,13 @@ def replay(load: Load) -> Replay:
         ready.run(_sample(load.language, load.rows, load.multiprocessors, "warm "))
     ready.run([("warm hidden", None)])
     idle = ready.reserved
-    alone, with_smaller, live = _pictures(ready, load)
+    alone, after_half, after_all, live = _pictures(ready, load)
     ready.reset_peaks()
     start = ready.reserved
     floor = ready.live
     ready.run(_forward(load.language, min(load.tokens, load.context or load.tokens), "request ", scan=True))
     if load.samples:
-        ready.run(_sample(load.language, load.rows, load.multiprocessors, "request "))
+        ready.run(_sample(load.language, load.rows, load.multiprocessors, "request ", log_probabilities=True))
     return Replay(
         profile_peak=max(vision_peak, language_peak, sampler_peak),
         vision_peak=vision_peak,
@@ -197,33 +198,32 @@ def replay(load: Load) -> Replay:
         stranded=max(0, stranded),
         idle=idle,
         sampler=max(0, idle - before),
-        vision_growth=with_smaller,
+        vision_growth=after_half,
         vision_growth_alone=alone,
+        vision_growth_ladder=after_all,
         vision_live=live,
         language_growth=max(0, ready.reserved - start),
         language_live=ready.live_peak - floor,
     )
 
 
-def _pictures(ready: Allocator, load: Load) -> tuple[int, int, int]:
-    """Growth for the largest picture alone, growth after one of a quarter of its area, and what is live then.
+def _pictures(ready: Allocator, load: Load) -> tuple[int, int, int, int]:
+    """Growth for the largest picture alone, after one of half its area, after a ladder of sizes; and what is live.
 
-    The second state is what ``ready`` is left in: a server has seen smaller pictures before the largest.
+    ``ready`` is left in the second state: a server has seen smaller pictures before the largest.
     """
     if load.tower is None or not load.serving_patches:
-        return 0, 0, 0
+        return 0, 0, 0, 0
     start, floor = ready.reserved, ready.live
-    steps, output, _ = encode(load.tower, load.serving_patches, "large ")
-    alone = ready.copy()
+    alone, ladder = ready.copy(), ready.copy()
     alone.reset_peaks()
-    alone.run(steps)
-    quarter = max(load.tower.merge, load.serving_patches // 4)
-    small, small_output, _ = encode(load.tower, quarter, "small ")
-    ready.run(small)
-    ready.release(small_output)
-    ready.run(steps)
-    ready.release(output)
-    return alone.reserved - start, ready.reserved - start, alone.live_peak - floor
+    for state, parts in ((alone, ()), (ladder, (64, 16, 4, 2)), (ready, (2,))):
+        for part in (*parts, 1):
+            patches = max(load.tower.merge, load.serving_patches // part)
+            steps, output, _ = encode(load.tower, patches, f"picture {part} ")
+            state.run(steps)
+            state.release(output)
+    return alone.reserved - start, ready.reserved - start, ladder.reserved - start, alone.live_peak - floor
 
 
 def _rounded(size: int) -> int:
@@ -269,8 +269,13 @@ def _forward(language: Language, tokens: int, p: str, scan: bool = False) -> Ite
     yield f"{p}residual", None
 
 
-def _sample(language: Language, rows: int, multiprocessors: int, p: str) -> Iterator[Step]:
-    """Logits of a step and what the sampler makes of them, with top-k and top-p in use."""
+def _sample(
+    language: Language, rows: int, multiprocessors: int, p: str, log_probabilities: bool = False
+) -> Iterator[Step]:
+    """Logits of a step and what the sampler makes of them, with top-k and top-p in use.
+
+    ``log_probabilities``: requests ask for them, which the profile does not do: one more copy of the logits.
+    """
     vocabulary = language.vocabulary
     half, full = rows * vocabulary * 2, rows * vocabulary * _FLOAT32
     yield f"{p}picked", rows * language.hidden * language.element_bytes
@@ -282,6 +287,8 @@ def _sample(language: Language, rows: int, multiprocessors: int, p: str) -> Iter
         yield f"{p}local logits", None
     else:
         yield f"{p}logits", half
+    if log_probabilities:
+        yield f"{p}log probabilities", full
     yield f"{p}float logits", full
     if rows >= _SORT_BELOW:
         if p == "profile ":  # kept for the life of the process
@@ -295,7 +302,7 @@ def _sample(language: Language, rows: int, multiprocessors: int, p: str) -> Iter
             yield f"{p}{name}", None
     yield f"{p}probabilities", full
     yield f"{p}noise", full
-    for name in ("noise", "probabilities", "float logits", "logits", "picked"):
+    for name in ("noise", "probabilities", "float logits", "log probabilities", "logits", "picked"):
         yield f"{p}{name}", None
 
 

@@ -83,17 +83,22 @@ def rank_memory(
     taken = graphs.taken(settings, layers)
     estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types)
     slack = constant("load_slack").amount()
-    growth = constant("growth_kernels").amount()
+    growth = constant(f"growth_kernels_{kind}").amount()
     if group:
         growth = _add(growth, constant(f"growth_group_{kind}").amount(), "kernels, handles and communication buffers")
     if taken is not None and rules.graph_profiler and settings.kv_cache_memory_bytes is None:
         growth = _add(growth, constant("growth_graph_trial").amount(), growth.note)
     if rules.note is not None:
         slack = _add(slack, constant("unknown_rules").amount(), slack.note)
+        slack = Amount(slack.bytes, max(0, slack.low), slack.high, slack.basis, slack.note)
     profile, phase = _profile(found, load)
     requested = math.ceil(gpu.total_bytes * settings.gpu_memory_utilization)
     left, full, light = _left(settings, rules, requested, weights, slack, growth, profile, estimate)
-    persistent = Amount.exact(found.persistent, note="workspaces of matrix and expert kernels, sampling buffer")
+    buffers = found.persistent
+    if taken is not None:
+        # Matrix kernels get a workspace for each of the two streams that graphs are captured on.
+        buffers += 2 * load.matrix_workspace
+    persistent = Amount.exact(buffers, note="workspaces of matrix and expert kernels, sampling buffer")
     stranded = found.stranded
     if stranded:
         slack = Amount(slack.bytes + stranded, slack.low, slack.high + stranded, slack.basis, slack.note)
@@ -111,7 +116,11 @@ def rank_memory(
         persistent=persistent,
         sampler=_sampler(found) if load.samples else None,
         vision=_vision(found, load),
-        language=_scaled(found.language_growth, load.language.known, "a batch of the longest prompt"),
+        language=_scaled(
+            found.language_growth,
+            load.language.known,
+            "a batch of the longest prompt, and logits with log probabilities",
+        ),
         graphs=taken,
         estimate=estimate,
         profile=profile,
@@ -203,18 +212,19 @@ def _sampler(found: Replay) -> Amount:
 def _vision(found: Replay, load: Load) -> Amount | None:
     """What the allocator reserves for the largest pictures beyond the idle state.
 
-    Expected: after a picture of a quarter of the area, whose segments are too small to be used again. Low: the
-    largest comes first. High: a third more of such leavings.
+    Expected: after a picture of half the area, whose segments are too small to be used again. Low: what is alive
+    at once, for the allocator gives unused segments back before it fails. High: after pictures of every size,
+    each too large for what the ones before it left.
     """
     if load.tower is None or not load.serving_patches:
         return None
-    alone, size = found.vision_growth_alone, found.vision_growth
-    leavings = max(0, size - alone)
+    size = found.vision_growth
+    low, high = min(size, found.vision_growth_alone, found.vision_live), max(size, found.vision_growth_ladder)
     note = "reserved for the largest picture beyond what is free in the allocator"
     if load.tower.known:
-        return Amount(size, min(alone, size), size + leavings // 3, "computed", note)
+        return Amount(size, low, high, "computed", note)
     wide = constant("unknown_tower")
-    return Amount(size, int(min(alone, size) * wide.low), int((size + leavings) * wide.high), "assumed", note)
+    return Amount(size, int(low * wide.low), int(high * wide.high), "assumed", note)
 
 
 def _left(
