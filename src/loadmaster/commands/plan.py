@@ -1,0 +1,128 @@
+"""loadmaster plan"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from loadmaster.commands.options import engine_version_option, json_option
+from loadmaster.commands.reading import engine_facts, read_cards, read_model
+from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, Failure
+from loadmaster.terminal import file_errors, terminal_paint, terminal_width, write_result
+
+if TYPE_CHECKING:
+    from loadmaster.core.facts import EngineFacts, LoadSheet, ModelFacts
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("model")
+@click.option(
+    "--gpus",
+    "gpu_spec",
+    default="auto",
+    metavar="SPEC",
+    show_default=True,
+    help="2x24GiB, 2xRTX4090, 24GiB,16GiB, a file of 'loadmaster gpus --json', cpu, or auto (NVML).",
+)
+@click.option("--engine", type=click.Choice(["vllm", "llamacpp"]), help="vllm; llamacpp for a GGUF file.")
+@engine_version_option
+@click.option("--recommend", "wanted", is_flag=True, help="Find the launch that fits with the most useful settings.")
+@click.option(
+    "--context", type=click.IntRange(min=1), metavar="N", help="With --recommend: tokens a request must have room for."
+)
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="With --recommend: such requests at once.")
+@click.option(
+    "--max-image-pixels",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --recommend: the largest picture to serve, width x height.",
+)
+@click.option("--projector", type=click.Path(path_type=Path), metavar="FILE", help="Projector of a GGUF model.")
+@click.option(
+    "--svg",
+    "svg_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw the load sheet into FILE.",
+)
+@json_option
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM FLAGS]")
+def plan(
+    model: str,
+    gpu_spec: str,
+    engine: str | None,
+    engine_version: str | None,
+    wanted: bool,
+    context: int | None,
+    concurrency: int | None,
+    max_image_pixels: int | None,
+    projector: Path | None,
+    svg_file: Path | None,
+    as_json: bool,
+    flags: tuple[str, ...],
+) -> None:
+    """The load sheet: where each card's memory goes, and whether it fits.
+
+    Flags of 'vllm serve' follow after --, exactly as you would give them to vLLM.
+    """
+    if not wanted and any(value is not None for value in (context, concurrency, max_image_pixels)):
+        raise Failure("--context, --concurrency and --max-image-pixels are wishes for --recommend", "add --recommend")
+    facts = read_model(model, projector=projector)
+    facts_engine = engine_facts(engine, engine_version, facts)
+    if facts_engine.name == "llamacpp":
+        sheet = host_sheet(facts, gpu_spec, flags, facts_engine)
+    else:
+        sheet = gpu_sheet(facts, model, gpu_spec, flags, facts_engine, wanted, context, concurrency, max_image_pixels)
+    if svg_file is not None:
+        from loadmaster.render.svg import sheet_svg
+
+        with file_errors(svg_file):
+            svg_file.write_text(sheet_svg(sheet), encoding="utf-8")
+    if as_json:
+        from loadmaster.render.documents import encode, plan_document
+
+        write_result(encode(plan_document(sheet)))
+    else:
+        from loadmaster.render.sheet import sheet_text
+
+        write_result(sheet_text(sheet, terminal_width(), terminal_paint()) + "\n")
+    sys.exit({True: OK, False: PROBLEM, None: COULD_NOT_TELL}[sheet.fits])
+
+
+def gpu_sheet(
+    model: ModelFacts,
+    name: str,
+    gpu_spec: str,
+    flags: Sequence[str],
+    engine: EngineFacts,
+    wanted: bool,
+    context: int | None,
+    concurrency: int | None,
+    max_image_pixels: int | None,
+) -> LoadSheet:
+    from loadmaster.core.argv import parse_argv
+    from loadmaster.core.plan import make_plan
+    from loadmaster.core.recommend import recommend
+
+    cards = read_cards(gpu_spec)
+    launch = parse_argv(["vllm", "serve", name, *flags], engine_version=engine.version)
+    if wanted:
+        return recommend(
+            model, cards, launch, engine, context=context, concurrency=concurrency, max_image_pixels=max_image_pixels
+        )
+    return make_plan(model, cards, launch, engine)
+
+
+def host_sheet(model: ModelFacts, gpu_spec: str, flags: Sequence[str], engine: EngineFacts) -> LoadSheet:
+    from loadmaster.core.facts import LaunchArgs
+    from loadmaster.core.hostplan import make_host_plan
+    from loadmaster.edge.host import read_host
+
+    if gpu_spec not in ("cpu", "auto"):
+        raise Failure(f"a GGUF file is planned for the host's memory, not for {gpu_spec}", "use --gpus cpu")
+    launch = LaunchArgs(model=model.path or model.name, argv=tuple(flags), extra=tuple(flags))
+    return make_host_plan(model, read_host(), launch, engine)

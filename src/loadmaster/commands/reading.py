@@ -1,0 +1,73 @@
+"""Models, cards and launches as commands read them; every error a user can cause becomes a Failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadmaster.failure import COULD_NOT_TELL, USAGE, Failure
+from loadmaster.terminal import progress
+
+if TYPE_CHECKING:
+    from loadmaster.core.facts import EngineFacts, Finding, GpuFacts, LaunchArgs, ModelFacts
+
+
+def read_model(name: str, *, projector: Path | None = None, hash_files: bool = False) -> ModelFacts:
+    from loadmaster.edge.modeldir import read_model
+    from loadmaster.edge.source import ModelError
+
+    try:
+        if name.lower().endswith(".gguf"):
+            from loadmaster.edge.gguf import read_gguf
+
+            return read_gguf(Path(name), projector)
+        if projector is not None:
+            raise Failure("--projector belongs to a GGUF file", f"{name} is none")
+        with progress(hash_files, "hashing") as report:
+            return read_model(name, hash_files=hash_files, progress=report)
+    except ModelError as error:
+        # a hub that could not be asked leaves the question open; anything else is a wrong name
+        raise Failure(str(error), error.hint, COULD_NOT_TELL if error.code else USAGE) from None
+
+
+def read_cards(spec: str) -> tuple[GpuFacts, ...]:
+    from loadmaster.edge.gpus import GpuSpecError, resolve_gpus
+
+    try:
+        return resolve_gpus(spec)
+    except GpuSpecError as error:
+        raise Failure(str(error), error.hint) from None
+
+
+def read_launch(command: Sequence[str], command_file: Path | None, engine_version: str | None) -> LaunchArgs:
+    import shlex
+
+    from loadmaster.edge.commandfile import CommandError, read_command, read_command_file
+
+    if bool(command) == (command_file is not None):
+        raise Failure("give the command after --, or --command-file FILE", "loadmaster check -- vllm serve MODEL ...")
+    try:
+        if command_file is None:
+            return read_command(shlex.join(command), None, engine_version=engine_version)
+        if str(command_file) == "-":
+            return read_command(sys.stdin.read(), None, engine_version=engine_version)
+        return read_command_file(command_file, engine_version=engine_version)
+    except CommandError as error:
+        raise Failure(str(error), error.hint) from None
+
+
+def engine_facts(name: str | None, version: str | None, model: ModelFacts | None) -> EngineFacts:
+    from loadmaster.core.facts import EngineFacts
+
+    is_gguf = model is not None and model.format == "gguf"
+    if name == "llamacpp" and model is not None and not is_gguf:
+        raise Failure("llama.cpp reads GGUF files, and this model is none", "leave --engine out, or name a .gguf file")
+    if name == "llamacpp" or (name is None and is_gguf):
+        return EngineFacts("llamacpp", version)
+    return EngineFacts("vllm", version)
+
+
+def has_error(findings: Sequence[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in findings)

@@ -1,0 +1,64 @@
+"""Results to stdout, progress to stderr, and what the terminal can show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadmaster.failure import PROBLEM, Failure
+
+if TYPE_CHECKING:
+    from loadmaster.render.paint import Paint
+
+
+def write_result(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the reader has gone: keep Python from complaining when it flushes again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def terminal_width() -> int:
+    import shutil
+
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if sys.stdout.isatty() else 80
+
+
+def terminal_paint() -> Paint:
+    from loadmaster.render.paint import ansi, plain
+
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return ansi if coloured else plain
+
+
+@contextmanager
+def progress(shown: bool, label: str) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A progress bar on stderr for work that takes more than a second; nothing where stderr is no terminal."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=None)
+
+        def report(done: int, total: int, name: str) -> None:
+            bars.update(task, completed=done, total=total, description=f"{label} {name}")
+
+        yield report
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}", exit_code=PROBLEM) from None
