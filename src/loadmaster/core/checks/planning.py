@@ -12,6 +12,7 @@ from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
 from loadmaster.core.pictures import picture_rules
 
+_TOO_HEAVY = ("oom-weights", "no-kv-memory", "oom-profile-vision", "oom-profile-language")
 _CARD_COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 _FOUR_BIT_SHARE = (0.5 + 2.5 / 128) / 2  # 4 bits with scales and zero points for groups of 128, of 16 bits
 _OLDEST_RULES = "0.17"  # the first version whose memory rules were read
@@ -33,11 +34,13 @@ def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
 
         assert case.model is not None and case.gpus
         fixes = smallest_fix(case.model, case.gpus, case.launch, case.planned_engine, sheet)
+    heavy = False
     for item in sheet.findings:
-        if item.code == "oom-weights" and not item.fixes and not fixes:
+        if item.code in _TOO_HEAVY and not item.fixes and not fixes and not heavy:
+            heavy = True
             item = structs.replace(item, fixes=tuple(_for_weights(case, sheet)))
         own = item.fixes
-        if item.severity == "error" and item.code != "oom-weights":
+        if item.severity == "error" and item.code not in _TOO_HEAVY:
             own = tuple(_planned(case, item, fix) for fix in own)
         if fixes and item.severity == "error":
             own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
@@ -60,8 +63,8 @@ def _for_weights(case: LaunchCase, sheet: LoadSheet) -> Iterator[Fix]:
 
         launch = with_flags(without(case.launch, "--data-parallel-size"), {"--tensor-parallel-size": count})
         larger = make_plan(model, cards, launch, case.planned_engine)
-        if not any(item.code in ("oom-weights", "no-kv-memory") for item in larger.findings):
-            words = f"{len(cards)} cards of {smallest.total_bytes / GIB:.0f} GiB hold the weights and a cache."
+        if not any(item.code in _TOO_HEAVY for item in larger.findings):
+            words = f"{len(cards)} cards of {smallest.total_bytes / GIB:.0f} GiB hold the weights and a cache; planned with so many."
             yield Fix(words, ("--tensor-parallel-size", str(count)))
             break
     if model.quantization.method is None:

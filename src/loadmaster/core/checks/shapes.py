@@ -22,7 +22,7 @@ _SMALLEST_EXPERT_BLOCK, _EXPERT_BLOCKS_CUT_SINCE = 32, "0.29"
 _MERGED_PASS_SINCE = "0.14"
 # vLLM layers/quantization/moe_wna16.py: groups of experts are halved down to this
 _SMALLEST_EXPERT_GROUP = 32
-_QUANTISED_LEAVES = (".weight_packed", ".qweight", ".weight_scale_inv", ".weight_scale", ".w_q", ".scales")
+_QUANTISED_LEAVES = (".weight_packed", ".qweight", ".weight_scale_inv", ".weight_scale", ".scales", "_scale_inv")
 _PACKED = ("awq", "gptq", "compressed-tensors", "auto-round", "quark")
 
 
