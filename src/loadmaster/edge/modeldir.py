@@ -19,6 +19,8 @@ from loadmaster.edge.integrity import WeightIndex, WeightReport, index_name, rea
 from loadmaster.edge.resolve import resolve
 from loadmaster.edge.source import LocalSource, ModelError, ModelSource, ReadError
 
+__all__ = ["ModelError", "Progress", "read_model", "read_source"]
+
 
 def read_model(name_or_path: str, *, hash_files: bool = False, progress: Progress | None = None) -> ModelFacts:
     """Everything that configuration and headers say, with what is wrong in ``findings``.
