@@ -12,6 +12,7 @@ from loadmaster.core.facts import Finding, Fix, Severity
 from loadmaster.core.pictures import TEXT_AROUND, PictureRules, picture_rules
 
 _EVERYDAY_SIDE = 1024  # a picture of a megapixel, which every client sends
+_PIXEL_CAPPED = ("qwen", "glm4", "glm_ocr", "mimo", "keye", "paddleocr")  # towers whose processor takes max_pixels
 _SMALLEST_MINIMUM = 3136  # 56 x 56: the smallest min_pixels of the public Qwen-VL processors
 
 
@@ -67,6 +68,15 @@ def _capped(case: LaunchCase, pixels: int) -> str:
     return json.dumps(kwargs)
 
 
+def _cap_fixes(case: LaunchCase, pixels: int) -> list[Fix]:
+    """A pixel cap, for processors that take one by this name."""
+    tower = case.model.vision.model_type if case.model is not None and case.model.vision is not None else None
+    if tower is not None and not tower.startswith(_PIXEL_CAPPED):
+        return [Fix("Cap real pictures by --mm-processor-kwargs, in the terms of this model's processor.")]
+    words = "Bounds real pictures and the dummy alike: larger ones are scaled down."
+    return [Fix(words, ("--mm-processor-kwargs", _capped(case, pixels)))]
+
+
 # ------------------------------------------------------------------------------------------ the dummy picture
 
 
@@ -112,12 +122,7 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
                     else []
                 ),
             ],
-            fixes=[
-                Fix(
-                    "Bounds real pictures and the dummy alike: larger ones are scaled down.",
-                    ("--mm-processor-kwargs", _capped(case, dummy)),
-                )
-            ],
+            fixes=_cap_fixes(case, dummy),
             confidence="certain" if case.model is not None and largest is not None else "likely",
         )
         return

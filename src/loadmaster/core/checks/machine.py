@@ -51,8 +51,10 @@ def _utilisation(case: LaunchCase) -> Iterator[Finding]:
     evidence = case.evidence("--gpu-memory-utilization")
     if not 0 < share <= 1:
         fixes = []
-        if 1 < share <= 100:
+        if 2 <= share <= 100:
             fixes = [Fix("A share, not a percentage.", ("--gpu-memory-utilization", f"{min(share / 100, 0.95):g}"))]
+        elif share > 1:
+            fixes = [Fix("What most cards can give.", ("--gpu-memory-utilization", "0.92"))]
         elif share <= 0:
             fixes = [Fix("The default.", remove=("--gpu-memory-utilization",))]
         yield finding(

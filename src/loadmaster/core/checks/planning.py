@@ -45,7 +45,9 @@ def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
         if fixes and item.severity == "error":
             own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
             fixes = ()
-        yield _tempered(case, structs.replace(item, fixes=own))
+        unsure_pictures = item.code in ("image-tokens-exceed-context", "profile-below-images")
+        if not (unsure_pictures and _pictures_unbounded(case)):
+            yield _tempered(case, sheet, structs.replace(item, fixes=own))
 
 
 def _for_weights(case: LaunchCase, sheet: LoadSheet) -> Iterator[Fix]:
@@ -64,23 +66,26 @@ def _for_weights(case: LaunchCase, sheet: LoadSheet) -> Iterator[Fix]:
         launch = with_flags(without(case.launch, "--data-parallel-size"), {"--tensor-parallel-size": count})
         larger = make_plan(model, cards, launch, case.planned_engine)
         if not any(item.code in _TOO_HEAVY for item in larger.findings):
-            words = f"{len(cards)} cards of {smallest.total_bytes / GIB:.0f} GiB hold the weights and a cache; planned with so many."
+            size = f"{smallest.total_bytes / GIB:.0f} GiB"
+            words = f"{len(cards)} cards of {size} hold the weights and a cache; planned with so many."
             yield Fix(words, ("--tensor-parallel-size", str(count)))
             break
-    if model.quantization.method is None:
+    if model.quantization.method is None and not case.has("--quantization"):
         stored = sum(part.bytes for gpu in sheet.gpus for part in gpu.components if part.name.startswith("weights."))
         stored //= max(1, case.data_parallel)
         eight, four = stored / 2 / GIB, stored * _FOUR_BIT_SHARE / GIB
         yield Fix(f"Or a checkpoint of fewer bits: all in all about {eight:.0f} GiB in 8, {four:.0f} GiB in 4 bits.")
 
 
-def _tempered(case: LaunchCase, item: Finding) -> Finding:
+def _tempered(case: LaunchCase, sheet: LoadSheet, item: Finding) -> Finding:
     """A finding of the plan as mild and unsure as the facts under the plan are."""
     assert case.model is not None
     if item.code == "seq-too-long-for-memory" and case.value("--max-model-len") == -1:
         return structs.replace(item, severity="note")  # the engine shortens the context by itself
-    if item.code == "oom-runtime" and _pictures_unbounded(case):
-        return structs.replace(item, severity="warning", confidence="possible")
+    if item.code == "oom-runtime":
+        expected = all(gpu.peak_bytes.get("serving", 0) <= gpu.total_bytes for gpu in sheet.gpus)
+        if _pictures_unbounded(case) or (expected and item.confidence == "possible"):
+            return structs.replace(item, severity="note", confidence="possible")
     unsure = case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
     if unsure and item.confidence == "certain":
         return structs.replace(item, confidence="likely")

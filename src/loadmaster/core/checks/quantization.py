@@ -174,8 +174,7 @@ def _checkpoint_method(case: LaunchCase) -> Iterator[Finding]:
             confidence="likely",
         )
         return
-    available = set(_available(case))
-    if accepting & available:
+    if accepting & set(_available(case)) or requested(case) == has.lower():
         return
     runs = method_history(has.lower()) or tuple(run for name in sorted(accepting) for run in method_history(name))
     known = case.version is not None
