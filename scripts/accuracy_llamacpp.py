@@ -195,6 +195,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("small Qwen3.5", {"architecture": "qwen35", **SMALL}, "-np 5"),
     ("small Qwen3.5", {"architecture": "qwen35", **SMALL}, ""),
     ("small Qwen3", {"architecture": "qwen3", **SMALL}, "-c 6000 -np 1"),
+    ("small Mistral", {"architecture": "mistral3", **SMALL}, "-c 2048 -np 2"),
+    ("small Qwen3-VL", {"architecture": "qwen3vl", **SMALL}, "-c 2048 -np 2"),
+    ("small Qwen3-VL MoE", {"architecture": "qwen3vlmoe", "experts": 4, **SMALL}, "-c 2048 -np 2"),
     ("small DeepSeek", DEEPSEEK, "-c 4096 -np 2"),
     ("small DeepSeek", {"architecture": "deepseek2", **SMALL}, "-c 4096 -np 1"),
     (

@@ -229,7 +229,7 @@ def text_model(
         }
         if a == "qwen35moe":
             meta[f"{a}.expert_shared_feed_forward_length"] = shared_expert_feed_forward
-    pre = {"qwen35": "qwen35", "qwen35moe": "qwen35", "llama": "llama-bpe"}.get(a, "qwen2")
+    pre = {"qwen35": "qwen35", "qwen35moe": "qwen35", "llama": "llama-bpe", "mistral3": "llama-bpe"}.get(a, "qwen2")
     meta |= vocabulary(vocab, pre)
     tensors: dict[str, tuple[tuple[int, ...], int]] = {"token_embd.weight": ((width, vocab), kind)}
     if not tied:
@@ -284,7 +284,7 @@ def text_model(
                 add(block + "attn_q.bias", heads * head_size)
                 add(block + "attn_k.bias", kv_heads * head_size)
                 add(block + "attn_v.bias", kv_heads * head_size)
-            elif a != "llama":
+            elif a not in ("llama", "mistral3"):
                 add(block + "attn_q_norm.weight", head_size)
                 add(block + "attn_k_norm.weight", head_size)
         if experts and a != "deepseek2":
