@@ -166,6 +166,34 @@ def test_recorded_launches(flags: str, cache: float, ready: float, highest: floa
         assert load.peak_low_bytes["serving"] / GIB <= highest <= load.peak_high_bytes["serving"] / GIB
 
 
+# The same on one H200, other models: NVML less 0.60 GiB; pictures of 512, 1024, 2000, 2896 and 4096 pixels.
+@pytest.mark.parametrize(
+    ("model", "flags", "cache", "ready", "highest"),
+    [
+        (DENSE_9B, "--max-num-batched-tokens 2048 --max-num-seqs 16", 8.95, 27.63, 31.83),
+        (VL_7B, "--max-num-batched-tokens 2048 --max-num-seqs 256", 8.18, 25.87, 29.34),
+    ],
+)
+def test_recorded_launches_on_one_card(
+    model: ModelFacts, flags: str, cache: float, ready: float, highest: float
+) -> None:
+    sheet = plan(model, cards(139.8, **H200), f"--gpu-memory-utilization 0.2065 --max-model-len 32768 {flags}")
+    load = sheet.gpus[0]
+    assert sheet.kv_cache is not None and sheet.kv_cache.available_bytes is not None
+    assert sheet.kv_cache.available_bytes / GIB == pytest.approx(cache, abs=0.1)
+    assert load.peak_bytes["steady"] / GIB == pytest.approx(ready, abs=0.25)
+    assert load.peak_bytes["serving"] / GIB == pytest.approx(highest, abs=0.6)
+    assert highest <= load.peak_high_bytes["serving"] / GIB + 0.1
+
+
+def test_expandable_segments_need_less_for_a_large_picture() -> None:
+    flags = "--tensor-parallel-size 2 --gpu-memory-utilization 0.9 --max-num-seqs 16"
+    given = structs.replace(launch(flags), env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    sheet = make_plan(MOE_35B, cards(24, 24), given, EngineFacts("vllm", "0.24.0"))
+    usual = plan(MOE_35B, cards(24, 24), flags)
+    assert part(sheet, "activations.vision") < 0.7 * part(usual, "activations.vision")
+
+
 # Public logs, text only; the context's bytes and most other terms differ from the launches above.
 @pytest.mark.parametrize(
     ("model", "gib", "flags", "version", "cache"),

@@ -122,6 +122,7 @@ class Load(Struct, frozen=True, kw_only=True):
     matrix_workspace: int
     multiprocessors: int
     samples: bool  # the last pipeline stage does
+    expert_reduction: bool  # expert kernels add up partial sums in 32 bits
     limited_profile: bool  # blocks of 20 MiB and more are not split in the profile
     context: int = 0
 
@@ -137,6 +138,7 @@ class Replay(Struct, frozen=True, kw_only=True):
     profile_reserved: int  # most that the allocator reserves in the profile
     stranded: int  # reserved for nothing after the profile
     idle: int  # reserved when the server is ready
+    idle_free: int  # of that, in no use
     sampler: int  # of that, left by the sampler's warm-up
     vision_growth: int  # reserved on top by the largest picture, after one of half its area
     vision_growth_alone: int  # the same when no smaller picture came before
@@ -161,7 +163,7 @@ def replay(load: Load) -> Replay:
     if workspace:
         profile.empty_cache()
         profile.take("expert workspace", workspace)
-    profile.run(_forward(load.language, load.tokens, "profile "))
+    profile.run(_forward(load, load.tokens, "profile "))
     language_peak, sampler_peak = profile.live_peak, 0
     if load.samples:
         profile.live_peak = profile.live
@@ -177,15 +179,16 @@ def replay(load: Load) -> Replay:
     ready.max_split = None
     before = ready.reserved
     if load.samples:
-        ready.run(_forward(load.language, min(load.rows, load.tokens), "warm "))
+        ready.run(_forward(load, min(load.rows, load.tokens), "warm "))
         ready.run(_sample(load.language, load.rows, load.multiprocessors, "warm "))
     ready.run([("warm hidden", None)])
     idle = ready.reserved
+    idle_free = idle - ready.live
     alone, after_half, after_all, live = _pictures(ready, load)
     ready.reset_peaks()
     start = ready.reserved
     floor = ready.live
-    ready.run(_forward(load.language, min(load.tokens, load.context or load.tokens), "request ", scan=True))
+    ready.run(_forward(load, min(load.tokens, load.context or load.tokens), "request ", scan=True))
     if load.samples:
         ready.run(_sample(load.language, load.rows, load.multiprocessors, "request ", log_probabilities=True))
     return Replay(
@@ -197,6 +200,7 @@ def replay(load: Load) -> Replay:
         profile_reserved=profile_reserved,
         stranded=max(0, stranded),
         idle=idle,
+        idle_free=idle_free,
         sampler=max(0, idle - before),
         vision_growth=after_half,
         vision_growth_alone=alone,
@@ -230,8 +234,9 @@ def _rounded(size: int) -> int:
     return -(-size // (2 * MIB)) * 2 * MIB
 
 
-def _forward(language: Language, tokens: int, p: str, scan: bool = False) -> Iterator[Step]:
+def _forward(load: Load, tokens: int, p: str, scan: bool = False) -> Iterator[Step]:
     """One layer of each kind with everything that is alive beside it. ``scan``: with the recurrent scan."""
+    language = load.language
     e = language.element_bytes
     wide = tokens * language.hidden * e
     yield f"{p}hidden", wide
@@ -262,6 +267,9 @@ def _forward(language: Language, tokens: int, p: str, scan: bool = False) -> Ite
                 yield f"{p}{name}", None
     if language.experts:
         yield f"{p}router", tokens * language.experts * (e + _FLOAT32)
+        if load.expert_reduction:  # marlin_moe.py: moe_wna16_marlin_gemm
+            yield f"{p}partial sums", load.multiprocessors * 4 * min(64, max(8, tokens)) * 256 * _FLOAT32
+            yield f"{p}partial sums", None
         yield f"{p}combined", wide
         yield f"{p}combined", None
         yield f"{p}router", None

@@ -74,21 +74,26 @@ def captured(settings: Settings) -> tuple[int, int]:
     return (len(sizes), 0) if mode == "PIECEWISE" else (0, 0)
 
 
-def taken(settings: Settings, layers: int) -> Amount | None:
+def kind_of(group: bool) -> str:
+    """How constants name one card and a group of cards that run collectives."""
+    return "group" if group else "single"
+
+
+def taken(settings: Settings, layers: int, group: bool) -> Amount | None:
     """Bytes of the captured graphs on a rank with ``layers`` decoder layers; None: none are captured."""
     count = sum(captured(settings))
     if count == 0:
         return None
-    return constant("graph_per_layer").times(count * layers, f"{count} graphs of {layers} layers")
+    return constant(f"graph_per_layer_{kind_of(group)}").times(count * layers, f"{count} graphs of {layers} layers")
 
 
-def estimated(settings: Settings, rules: EngineRules, layers: int, hybrid: bool) -> Amount:
+def estimated(settings: Settings, rules: EngineRules, layers: int, hybrid: bool, group: bool) -> Amount:
     """What the engine itself expects the graphs to take, and subtracts from the cache; zero where it does not."""
     pieces, whole = captured(settings)
     count = pieces + whole
     if count == 0 or not rules.graph_profiler or not rules.graph_estimate_subtracted:
         return Amount.exact(0)
-    first = constant("graph_first_capture")
+    first = constant(f"graph_first_capture_{kind_of(group)}")
     rest = count - (pieces > 0) - (whole > 0)
     each = constant("graph_estimate_per_layer")
     floor = 1 << 20  # the engine counts at least 1 MiB for every further graph

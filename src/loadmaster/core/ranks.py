@@ -75,19 +75,17 @@ def rank_memory(
     group = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     datacenter = is_datacenter(gpu)
     kind = "datacenter" if datacenter else "consumer"
-    context = constant(f"context_{'group' if group else 'single'}_{kind}").amount()
+    context = constant(f"context_{graphs.kind_of(group)}_{kind}").amount()
     others = 0 if gpu.free_bytes is None else max(0, gpu.total_bytes - gpu.free_bytes)
     load = _load(model, settings, rules, weights, gpu, pictures, images)
     found = replay(load)
     layers = _layers(model, settings, weights.pipeline_rank)
-    taken = graphs.taken(settings, layers)
-    estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types)
+    taken = graphs.taken(settings, layers, group)
+    estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types, group)
     slack = constant("load_slack").amount()
-    growth = constant(f"growth_kernels_{kind}").amount()
-    if group:
-        growth = _add(growth, constant(f"growth_group_{kind}").amount(), "kernels, handles and communication buffers")
+    growth = constant(f"growth_{graphs.kind_of(group)}_{kind}").amount()
     if taken is not None and rules.graph_profiler and settings.kv_cache_memory_bytes is None:
-        growth = _add(growth, constant("growth_graph_trial").amount(), growth.note)
+        growth = _add(growth, constant(f"growth_graph_trial_{graphs.kind_of(group)}").amount(), growth.note)
     if rules.note is not None:
         slack = _add(slack, constant("unknown_rules").amount(), slack.note)
         slack = Amount(slack.bytes, max(0, slack.low), slack.high, slack.basis, slack.note)
@@ -115,7 +113,7 @@ def rank_memory(
         growth=growth,
         persistent=persistent,
         sampler=_sampler(found) if load.samples else None,
-        vision=_vision(found, load),
+        vision=_vision(found, load, settings.expandable_segments),
         language=_scaled(
             found.language_growth,
             load.language.known,
@@ -178,6 +176,7 @@ def _load(
         tower=tower,
         profile_patches=profiled,
         serving_patches=serving,
+        expert_reduction=_packs_experts(model) and language.experts > 0,
         tokens=settings.max_num_batched_tokens,
         rows=min(settings.max_num_seqs, settings.max_num_batched_tokens),
         matrix_workspace=matrix_workspace(gpu.compute_capability, gpu.total_bytes >= _CONSUMER_BELOW),
@@ -186,6 +185,12 @@ def _load(
         limited_profile=rules.split_limited_while_profiling,
         context=settings.max_model_len or 0,
     )
+
+
+def _packs_experts(model: ModelFacts) -> bool:
+    """Whether experts are packed integers, which the Marlin kernels multiply."""
+    bits = model.quantization.bits
+    return bits is not None and bits <= 8 and model.quantization.method != "fp8"
 
 
 def _profile(found: Replay, load: Load) -> tuple[Amount, str]:
@@ -209,17 +214,21 @@ def _sampler(found: Replay) -> Amount:
     return Amount(size, int(size * 0.85), int(size * 1.15), "computed", "left reserved by the warm-up of the sampler")
 
 
-def _vision(found: Replay, load: Load) -> Amount | None:
+def _vision(found: Replay, load: Load, expandable: bool) -> Amount | None:
     """What the allocator reserves for the largest pictures beyond the idle state.
 
     Expected: after a picture of half the area, whose segments are too small to be used again. Low: what is alive
     at once, for the allocator gives unused segments back before it fails. High: after pictures of every size,
-    each too large for what the ones before it left.
+    each too large for what the ones before it left. With expandable segments nothing is too small to be used
+    again: what is alive, less what is free, and at most as much as for the largest picture alone.
     """
     if load.tower is None or not load.serving_patches:
         return None
     size = found.vision_growth
     low, high = min(size, found.vision_growth_alone, found.vision_live), max(size, found.vision_growth_ladder)
+    if expandable:
+        low = max(0, found.vision_live - found.idle_free)
+        size, high = found.vision_live, max(found.vision_live, found.vision_growth_alone)
     note = "reserved for the largest picture beyond what is free in the allocator"
     if load.tower.known:
         return Amount(size, low, high, "computed", note)

@@ -161,6 +161,7 @@ def effective_settings(
         attention_backend=_attention_backend(launch),
         gdn_prefill_backend=o.text("gdn_prefill_backend", "--gdn-prefill-backend", "auto") or "auto",
         video_pruning=float(o.number("video_pruning_rate", "--video-pruning-rate", 0.0, float)) > 0,
+        expandable_segments=_expandable(launch.env),
         origins=o.seen,
     )
 
@@ -397,6 +398,12 @@ def _partition(value: str | None) -> tuple[int, ...] | None:
         return None
     parts = [_whole(part) for part in value.split(",")]
     return tuple(part for part in parts if part is not None) if None not in parts else None
+
+
+def _expandable(env: Mapping[str, str]) -> bool:
+    """Whether the allocator may grow its segments, so that blocks of any size use the same memory."""
+    text = env.get("PYTORCH_ALLOC_CONF", env.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
 def _attention_backend(launch: LaunchArgs) -> str | None:

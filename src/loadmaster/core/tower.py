@@ -14,7 +14,7 @@ from msgspec import Struct
 from loadmaster.core.allocator import Step
 from loadmaster.core.facts import VisionConfig
 
-_BLOCKS = 2  # after two equal blocks every tensor finds the segment of its predecessor
+_BLOCKS = 2  # after two equal blocks every tensor finds the segment of its predecessor; deepstack adds blocks
 
 
 class Tower(Struct, frozen=True, kw_only=True):
@@ -28,6 +28,7 @@ class Tower(Struct, frozen=True, kw_only=True):
     split: int = 1
     copies_pixels: bool = False  # data mode: each rank cuts its own pictures out first
     gated: bool = False
+    fused_norm: bool = False  # the attention's output stays alive beside its sum with the input
     adds_positions: bool = True
     rotary: bool = True
     deepstack: int = 0
@@ -52,6 +53,7 @@ def tower_of(vision: VisionConfig, split: int, data_mode: bool, element_bytes: i
         split=1 if data_mode else split,
         copies_pixels=data_mode and split > 1,
         gated=kind.startswith("qwen2_5"),
+        fused_norm=kind.startswith("qwen2_5"),
         adds_positions=not kind.startswith("qwen2"),
         rotary=qwen,
         deepstack=len(vision.deepstack_layers),
@@ -91,11 +93,11 @@ def _encode(tower: Tower, patches: int, p: str, output: str, output_size: int) -
         yield f"{p}x", wide
         yield f"{p}embedded", None
     kept: list[str] = []
-    for block in range(_BLOCKS):
+    for block in range(_BLOCKS + tower.deepstack):
         yield from _attention(tower, p, wide, narrow)
         yield from _mlp(tower, p, wide, s * tower.intermediate * e // tower.split)
-        yield f"{p}x", None
-        yield f"{p}middle", None
+        for name in ("x", "middle", "reduced of attention", "projected of attention"):
+            yield f"{p}{name}", None
         # The result takes over the name of the block's input.
         yield f"{p}next", wide
         yield f"{p}sum", None
@@ -104,9 +106,6 @@ def _encode(tower: Tower, patches: int, p: str, output: str, output_size: int) -
         if block < tower.deepstack:
             kept.append(f"{p}deep{block}")
             yield from _merger(tower, p, s, kept[-1])
-    for extra in range(_BLOCKS, tower.deepstack):
-        kept.append(f"{p}deep{extra}")
-        yield from _merger(tower, p, s, kept[-1])
     yield from _merger(tower, p, s, f"{p}merged")
     yield output, output_size
     for name in (f"{p}merged", *kept, *(f"{p}{name}" for name in fixed)):
@@ -121,16 +120,19 @@ def _attention(tower: Tower, p: str, wide: int, narrow: int) -> Iterator[Step]:
         yield f"{p}qk", 2 * narrow
         yield f"{p}rotated", 2 * narrow
     yield f"{p}context", narrow
-    yield f"{p}projected", wide
+    yield f"{p}projected of attention", wide
+    result = "projected of attention"
     if tower.split > 1:
-        yield f"{p}reduced", wide
+        yield f"{p}reduced of attention", wide
+        result = "reduced of attention"
     for name in ("qkv", "qk", "rotated", "context"):
         yield f"{p}{name}", None
     if tower.split > 1:
-        yield f"{p}projected", None
+        yield f"{p}projected of attention", None
     yield f"{p}normed", None
     yield f"{p}middle", wide
-    yield f"{p}{'reduced' if tower.split > 1 else 'projected'}", None
+    if not tower.fused_norm:
+        yield f"{p}{result}", None
 
 
 def _mlp(tower: Tower, p: str, wide: int, inner: int) -> Iterator[Step]:
