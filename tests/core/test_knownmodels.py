@@ -135,6 +135,46 @@ def test_rebuilds(name: str, base: str, method: str, bits: int) -> None:
     assert any("assumed from the name" in note for note in facts.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "base", "label"),
+    [
+        ("unsloth/Qwen3.5-35B-A3B-GGUF", "Qwen/Qwen3.5-35B-A3B", "gguf, by its name"),
+        ("unsloth/Qwen3.5-35B-A3B-GGUF:UD-Q4_K_XL", "Qwen/Qwen3.5-35B-A3B", "gguf Q4_K_XL, by its name"),
+        ("/m/Qwen3.5-27B-GGUF/Qwen3.5-27B-UD-Q4_K_XL.gguf", "Qwen/Qwen3.5-27B", "gguf Q4_K_XL, by its name"),
+        ("Qwen3-235B-A22B-Q4_K_M-00001-of-00003.gguf", "Qwen/Qwen3-235B-A22B", "gguf Q4_K_M, by its name"),
+        ("llama-2-7b-chat.Q4_K_M.gguf", "meta-llama/Llama-2-7b-chat-hf", "gguf Q4_K_M, by its name"),
+        ("Qwen3-8B-BF16.gguf", "Qwen/Qwen3-8B", "gguf BF16, by its name"),
+        ("gpt-oss-20b-mxfp4.gguf", "openai/gpt-oss-20b", "gguf MXFP4, by its name"),
+        ("Meta-Llama-3.1-8B-Instruct-IQ2_XXS.gguf", "meta-llama/Llama-3.1-8B-Instruct", "gguf IQ2_XXS, by its name"),
+    ],
+)
+def test_gguf_builds(name: str, base: str, label: str) -> None:
+    facts = model(name)
+    assert facts.text == model(base).text
+    assert (facts.quantization.method, facts.quantization.label) == ("gguf", label)
+    assert facts.vision is None and not facts.auto_map and "quantization_config" not in facts.config
+
+
+@pytest.mark.parametrize("name", ["mmproj-model-f16.gguf", "x.gguf", ".gguf", "gguf", "-GGUF", "Qwen3.5-27B-MLX-4bit"])
+def test_unknown_gguf_names(name: str) -> None:
+    assert known_model(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "unverified"),
+    [
+        ("Qwen/Qwen3.8-27B", "linear_num_value_heads"),
+        ("Qwen/Qwen3.5-4B", "max_position_embeddings"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "max_position_embeddings"),
+        ("mistral-community/pixtral-12b", "sliding_window"),
+        ("moonshotai/Moonlight-16B-A3B", "q_lora_rank"),
+        ("deepseek-ai/deepseek-vl2-tiny", "kv_lora_rank"),
+    ],
+)
+def test_a_class_default_does_not_stand_for_what_nobody_verified(name: str, unverified: str) -> None:
+    assert getattr(model(name).text, unverified) is None
+
+
 def test_a_rebuild_replaces_the_native_quantisation() -> None:
     assert model("cognitivecomputations/DeepSeek-R1-AWQ").quantization.method == "awq"
     plain = model("unsloth/DeepSeek-V3-bf16")
@@ -151,7 +191,7 @@ def test_the_name_is_kept_and_the_base_is_said() -> None:
 @pytest.mark.parametrize(
     "name",
     ["", "/", "models", "/model", "/opt/models/chat", "mistral", "llama", "Qwen", "qwen2_vl_lora_sft", "awq", "8B",
-     "Qwen/Qwen3-8B-GGUF", "someone/Qwen3-8B-Reranker", "./my-vision-model", "${MODEL}", "a" * 100_000, "___", "-_-"],
+     "someone/Qwen3-8B-Reranker", "./my-vision-model", "${MODEL}", "a" * 100_000, "___", "-_-"],
 )  # fmt: skip
 def test_unclear_names_are_unknown(name: str) -> None:
     assert known_model(name) is None

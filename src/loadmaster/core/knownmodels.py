@@ -21,6 +21,13 @@ from loadmaster.core.tables import load_json, load_toml
 
 _SEPARATORS = re.compile(r"[-_\s]+|(?<=quantized)\.|(?<=bit)\.")
 _SNAPSHOT = re.compile(r"^[0-9a-f]{7,64}$")
+# NAME-GGUF, NAME-GGUF:Q4_K_M, NAME-UD-Q4_K_XL.gguf, NAME.Q4_K_M-00001-of-00003.gguf
+_GGUF = re.compile(
+    r"^(?P<name>.+?)(?P<word>[-_.]gguf)?"
+    r"(?:[-_.:](?:(?:ud|i1)[-_])?(?P<type>(?:i?q|tq)\d(?:_[a-z0-9]{1,3})*|b?f16|f32|mxfp4(?:_moe)?))?"
+    r"(?:-\d{5}-of-\d{5})?(?P<file>\.gguf)?$",
+    re.IGNORECASE,
+)
 _LONGEST_NAME = 4096
 
 
@@ -107,9 +114,14 @@ def known_model(name: str) -> ModelFacts | None:
     ``name`` is a hub name with or without its owner, a path that ends in one, or a Hugging Face or ModelScope cache
     directory. Upper and lower case, ``___`` for a dot and missing separators do not matter. Storage parts at the end
     (AWQ, GPTQ-Int4, FP8, NVFP4, bnb-4bit, w4a16, ...) select a usual quantisation, said to be assumed in ``notes``.
+    A GGUF build (``-GGUF``, ``-GGUF:Q4_K_M``, ``Q4_K_M.gguf``) is found too; the number formats in it stay unknown.
     The result has format ``known`` and no tensors.
     """
     owner, last = _last_part(name)
+    build = _GGUF.match(last)
+    if build is not None and (build["file"] or build["word"] or "q" in (build["type"] or "").lower()):
+        entry = _find(_words(build["name"]))
+        return None if entry is None else _gguf_facts(name, entry, build["type"])
     words = _words(last)
     if not words or "gguf" in words:
         return None
@@ -175,6 +187,24 @@ def _facts(name: str, entry: KnownModel, owner: str | None, stored: list[str]) -
         quantization=declared if declared.method is not None else Quantization(),
         auto_map=bool(config.get("auto_map")),
         config=config,
+        notes=tuple(notes),
+    )
+
+
+def _gguf_facts(name: str, entry: KnownModel, number_format: str | None) -> ModelFacts:
+    """The language model of a GGUF build: its projector is a file of its own, and code of its own is not in it."""
+    facts = _facts(name, entry, None, [])
+    kind = f"gguf {number_format.upper()}" if number_format is not None else "gguf"
+    notes = [*facts.notes, f"a GGUF build by its name: {kind}"]
+    if facts.vision is not None:
+        notes.append("the vision tower of a GGUF build is a file of its own (mmproj)")
+    return msgspec.structs.replace(
+        facts,
+        vision=None,
+        processor=None,
+        auto_map=False,
+        config=_without_quantization(facts.config),
+        quantization=Quantization(method="gguf", label=f"{kind}, by its name"),
         notes=tuple(notes),
     )
 
