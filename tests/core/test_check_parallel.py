@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from launchcases import cards, codes, dense, found, hybrid, launch_of, of, vision
 from loadmaster.core.checks.case import device_count
@@ -78,8 +79,7 @@ def test_linear_attention_heads() -> None:
 
 
 def test_unequal_cards() -> None:
-    mixed = [*cards(1, 24), *cards(1, 16)]
-    mixed[1] = mixed[1].__class__(index=1, total_bytes=mixed[1].total_bytes, compute_capability=(8, 6))
+    mixed = [*cards(1, 24), *(replace(gpu, index=1) for gpu in cards(1, 16))]
     item = of(found("vllm serve m -tp 2", dense(), mixed), "gpus-unequal")
     assert "16.00 GiB" in item.cause
     assert "gpus-unequal" not in codes(found("vllm serve m -tp 2", dense(), cards(2)))
@@ -93,6 +93,13 @@ def test_idle_card() -> None:
     assert "one-gpu-idle" not in codes(found("vllm serve m -tp 2", dense(), cards(2)))
     assert "one-gpu-idle" not in codes(found("CUDA_VISIBLE_DEVICES=1 vllm serve m", dense(), cards(2)))
     assert of(found("vllm serve m -tp 2", dense(), cards(3)), "one-gpu-idle").severity == "note"
+
+
+def test_the_plan_uses_the_cards_that_are_visible() -> None:
+    mixed = [*cards(1, 8), *(replace(gpu, index=1) for gpu in cards(1, 48))]
+    line = "vllm serve m --max-model-len 8192"
+    assert "oom-weights" in codes(found(f"CUDA_VISIBLE_DEVICES=0 {line}", dense(), mixed, version="0.24.0"))
+    assert "oom-weights" not in codes(found(f"CUDA_VISIBLE_DEVICES=1 {line}", dense(), mixed, version="0.24.0"))
 
 
 # ------------------------------------------------------------------------------------------ context

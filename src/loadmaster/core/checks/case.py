@@ -217,6 +217,12 @@ class LaunchCase:
         return chosen[: max(self.world, 1)]
 
     @cached_property
+    def planned_gpus(self) -> tuple[GpuFacts, ...]:
+        """All cards, those that the ranks run on first: the plan fills them in this order."""
+        used = self.used_gpus or ()
+        return (*used, *(gpu for gpu in self.gpus or () if gpu not in used))
+
+    @cached_property
     def capability(self) -> tuple[int, int] | None:
         """The lowest compute capability among the used cards; None when one of them is unknown."""
         if not self.used_gpus or any(gpu.compute_capability is None for gpu in self.used_gpus):
@@ -285,7 +291,7 @@ class LaunchCase:
             return None
         from loadmaster.core.settings import effective_settings
 
-        return effective_settings(self.launch, self.model, self.gpus, self.planned_engine)
+        return effective_settings(self.launch, self.model, self.planned_gpus, self.planned_engine)
 
     @property
     def planned_engine(self) -> EngineFacts:
@@ -304,7 +310,7 @@ class LaunchCase:
         from loadmaster.core.plan import make_plan
 
         assert self.model is not None and self.gpus
-        return make_plan(self.model, self.gpus, launch, self.planned_engine)
+        return make_plan(self.model, self.planned_gpus, launch, self.planned_engine)
 
 
 def is_placeholder(text: str) -> bool:

@@ -33,7 +33,7 @@ def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
         from loadmaster.core.recommend import smallest_fix
 
         assert case.model is not None and case.gpus
-        fixes = smallest_fix(case.model, case.gpus, case.launch, case.planned_engine, sheet)
+        fixes = smallest_fix(case.model, case.planned_gpus, case.launch, case.planned_engine, sheet)
     heavy = False
     for item in sheet.findings:
         if item.code in _TOO_HEAVY and not item.fixes and not fixes and not heavy:
