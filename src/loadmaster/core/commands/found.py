@@ -12,8 +12,9 @@ from msgspec import Struct, field
 from loadmaster.core.argv import launch_from_settings, normalise_argv, parse_argv
 from loadmaster.core.facts import GIB, KIB, MIB, Evidence, LaunchArgs
 
-MAX_TEXT = 1_000_000
-MAX_LINE = 200_000
+MAX_TEXT = 400_000  # characters; the longest scripts that start an engine have a tenth
+MAX_LINE = 100_000
+MAX_LINES = 20_000
 MAX_DEPTH = 12
 
 

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterable
 
 from loadmaster.core.commands.found import MAX_DEPTH, CommandError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_VALUE = 200_000  # characters
+
+
+def joined(pieces: Iterable[str]) -> str:
+    """The pieces as one text. Raises :class:`CommandError` when variables blow it up."""
+    kept: list[str] = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_VALUE:
+            raise CommandError("variables make a word too long", "give the command with its values")
+        kept.append(piece)
+    return "".join(kept)
 
 
 class Variables:
@@ -101,24 +115,26 @@ def expand_text(text: str, variables: Variables, depth: int = 0, unquote: bool =
         if text[0] == "'":
             return text[1:-1]
         text = text[1:-1]
-    out: list[str] = []
+    return joined(_expanded(text, variables, depth))
+
+
+def _expanded(text: str, variables: Variables, depth: int) -> Iterable[str]:
     at = 0
     while at < len(text):
         dollar = text.find("$", at)
         if dollar < 0:
             break
-        out.append(text[at:dollar])
+        yield text[at:dollar]
         end = parameter_end(text, dollar)
         source = text[dollar:end]
         if source.startswith("${") and source.endswith("}"):
-            out.append(expand_parameter(source[2:-1], source, variables, depth))
+            yield expand_parameter(source[2:-1], source, variables, depth)
         elif len(source) > 1 and source[1] != "(":
-            out.append(expand_parameter(source[1:], source, variables, depth))
+            yield expand_parameter(source[1:], source, variables, depth)
         else:
-            out.append(source)
+            yield source
         at = end
-    out.append(text[at:])
-    return "".join(out)
+    yield text[at:]
 
 
 def parameter_end(text: str, dollar: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from loadmaster.core.commands.found import MAX_LINE, MAX_TEXT, CommandError
+from loadmaster.core.commands.found import MAX_LINE, MAX_LINES, MAX_TEXT, CommandError
 from loadmaster.core.facts import Evidence
 
 _MAX_REPORTS = 20
@@ -52,6 +52,8 @@ def check_size(text: str) -> None:
         raise CommandError("the text holds NUL bytes, so it is no command", "give the command as plain text")
     if len(text) > MAX_TEXT:
         raise CommandError(f"the text has {len(text):,} characters, more than {MAX_TEXT:,}", "give the command alone")
+    if text.count("\n") > MAX_LINES:
+        raise CommandError(f"the text has more than {MAX_LINES:,} lines", "give the command alone")
     if any(len(line) > MAX_LINE for line in text.split("\n")):
         raise CommandError(f"a line has more than {MAX_LINE:,} characters", "give the command alone")
 

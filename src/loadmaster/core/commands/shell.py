@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from loadmaster.core.commands.found import MAX_DEPTH, CommandError
-from loadmaster.core.commands.parameters import Variables, expand_parameter
+from loadmaster.core.commands.parameters import MAX_VALUE, Variables, expand_parameter, joined
 from loadmaster.core.facts import Evidence
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -122,13 +122,9 @@ class Shell:
             self._assign_array(token)
         if not tokens:
             return
-        words: list[str] = []
         hidden = {name: value for name, value in assigned.items() if name not in self.variables.values}
         self.variables.values.update(hidden)  # "X=1 program $X": the text gives the value, so it is filled in
-        for token in tokens:
-            words.extend(self._fields(token))
-            if len(words) > _MAX_FIELDS:
-                raise CommandError("the command has too many words", "give the command alone")
+        words = self._words(tokens)
         for name in hidden:
             del self.variables.values[name]
         if words and (self.bare or not self._builtin(words)):
@@ -145,8 +141,10 @@ class Shell:
         match = _ASSIGNMENT.match(_literal_start(token))
         if match is None:
             return
-        words = [word for item in token.items or [] for word in self._fields(item)]
         before = self.variables.arrays.get(match.group(1), []) if match.group(3) else []
+        words = self._words(token.items or [])
+        if len(before) + len(words) > _MAX_FIELDS:
+            raise CommandError("the command has too many words", "give the command alone")
         self.variables.arrays[match.group(1)] = [*before, *words]
         self.variables.values.pop(match.group(1), None)
 
@@ -527,51 +525,45 @@ class Shell:
 
     def _joined(self, token: Token) -> str:
         """The word as one string, nothing split."""
-        return "".join(part.text if part.kind != "parameter" else self._one(part) for part in token.parts)
+        return joined(part.text if part.kind != "parameter" else self._one(part) for part in token.parts)
 
     def _one(self, part: Part) -> str:
         value = self._parameter(part)
-        return " ".join(value) if isinstance(value, list) else value
+        return joined(" ".join(value)) if isinstance(value, list) else value
 
     def _fields(self, token: Token) -> list[str]:
         """The words that this one becomes."""
         if _ASSIGNMENT.match(_literal_start(token)):
             return [self._joined(token)]
-        fields: list[str] = []
-        current: list[str] = []
-        empty = True  # nothing that makes a word, not even an empty quote
+        fields = _Fields()
         for part in token.parts:
             value = self._parameter(part) if part.kind == "parameter" else part.text
             if isinstance(value, list):
                 for index, item in enumerate(value):
-                    if index:
-                        fields.append("".join(current))
-                        current = []
-                    current.append(item)
-                    empty = False
+                    fields.end(index > 0)
+                    fields.add(item, True)
             elif part.kind == "parameter" and not part.quoted and value != part.source:
-                pieces = value.split()
-                if value[:1].isspace() and current:
-                    fields.append("".join(current))
-                    current = []
-                for index, piece in enumerate(pieces):
-                    if index:
-                        fields.append("".join(current))
-                        current = []
-                    current.append(piece)
-                    empty = False
-                if pieces and value[-1:].isspace():
-                    fields.append("".join(current))
-                    current = []
-                    empty = True
+                fields.end(value[:1].isspace())
+                for index, piece in enumerate(value.split()):
+                    fields.end(index > 0)
+                    fields.add(piece, True)
+                fields.end(value[-1:].isspace())
             else:
-                current.append(value)
-                empty = empty and not part.quoted and not value
-        if current and (not empty or "".join(current)):
-            fields.append("".join(current))
-        elif not empty and not fields:
-            fields.append("")
-        return fields
+                fields.add(value, part.quoted or bool(value))
+        fields.end(True)
+        return fields.done
+
+    def _words(self, tokens: list[Token]) -> list[str]:
+        """What all these words become. Raises :class:`CommandError` when that is too much."""
+        words: list[str] = []
+        length = 0
+        for token in tokens:
+            fields = self._fields(token)
+            words.extend(fields)
+            length += sum(map(len, fields))
+            if len(words) > _MAX_FIELDS or length > 2 * MAX_VALUE:
+                raise CommandError("the command has too many words", "give the command alone")
+        return words
 
     def _parameter(self, part: Part) -> str | list[str]:
         array = re.fullmatch(r"([A-Za-z_]\w*)\[[@*]\](:-.*|\+.*)?", part.text, re.DOTALL)
@@ -582,6 +574,29 @@ class Shell:
                 return [self.variables.values[array.group(1)]]
             return part.source
         return expand_parameter(part.text, part.source, self.variables, self.depth)
+
+
+class _Fields:
+    """The fields that one word becomes, as they are gathered."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.pieces: list[str] = []
+        self.length = 0
+        self.begun = False  # an empty quote begins a field too
+
+    def add(self, piece: str, begins: bool) -> None:
+        self.length += len(piece)
+        if self.length > MAX_VALUE:
+            raise CommandError("variables make a word too long", "give the command with its values")
+        self.pieces.append(piece)
+        self.begun = self.begun or begins
+
+    def end(self, really: bool) -> None:
+        if really and self.begun:
+            self.done.append("".join(self.pieces))
+            self.pieces = []
+            self.begun = False
 
 
 _RESERVED = {

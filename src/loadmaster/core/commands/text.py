@@ -28,14 +28,14 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
     ``read_document`` reads what a here-document holds (a compose file, a manifest), None if it is no such thing.
     """
     text, damage = clean(text)
-    found = _first(text, read_document)
+    found = _first(text, read_document, 0)
     if found is None:
         raise CommandError("no vLLM command is in the text", _HINT)
     found.damage[:0] = damage
     return found
 
 
-def _first(text: str, read_document: Reader | None) -> Found | None:
+def _first(text: str, read_document: Reader | None, depth: int) -> Found | None:
     dialect = windows.dialect(text)
     if dialect != "posix":
         found = _windows(text, dialect)
@@ -46,9 +46,9 @@ def _first(text: str, read_document: Reader | None) -> Found | None:
     found = _posix(shell)
     if found is not None:
         return found
-    for body in shell.heredocs:
+    for body in shell.heredocs[:20] if depth < 3 else ():
         found = read_document(body) if read_document else None
-        found = found or _first(body, read_document)
+        found = found or _first(body, read_document, depth + 1)
         if found is not None:
             return found
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from loadmaster.core.commands.parameters import Variables
+from loadmaster.core.commands.parameters import Variables, joined
 from loadmaster.core.commands.shell import Simple
 from loadmaster.core.facts import Evidence
 
@@ -85,12 +85,10 @@ class Reading:
                 yield Simple(number, words)
 
     def _percent(self, text: str) -> str:
-        def value(match: re.Match[str]) -> str:
-            known = {name.lower(): name for name in self.variables.values}
-            name = known.get(match.group(1).lower())
-            return self.variables.values[name] if name else match.group()
+        return _filled(_PERCENT, text, self._values())
 
-        return re.sub(r"[%!]([A-Za-z_]\w*)[%!]", value, text)
+    def _values(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.variables.values.items()}
 
     # ------------------------------------------------------------------------------------------ PowerShell
 
@@ -167,14 +165,25 @@ class Reading:
         return [word.replace('\\"', '"') for word in words]
 
     def _dollars(self, text: str) -> str:
-        known = {name.lower(): value for name, value in self.variables.values.items()}
-
-        def value(match: re.Match[str]) -> str:
-            return known.get((match.group(2) or match.group(3)).lower(), match.group())
-
-        return _POWERSHELL_VARIABLE.sub(value, text)
+        return _filled(_POWERSHELL_VARIABLE, text, self._values())
 
 
+def _filled(pattern: re.Pattern[str], text: str, values: dict[str, str]) -> str:
+    """``text`` with the variables of ``values`` (lower-case names) filled in; an unknown one stays as written."""
+
+    def pieces() -> Iterator[str]:
+        at = 0
+        for match in pattern.finditer(text):
+            yield text[at : match.start()]
+            name = next(group for group in match.groups() if group is not None and not group.lower().startswith("env:"))
+            yield values.get(name.lower(), match.group())
+            at = match.end()
+        yield text[at:]
+
+    return joined(pieces())
+
+
+_PERCENT = re.compile(r"[%!]([A-Za-z_]\w*)[%!]")
 _POWERSHELL_VARIABLE = re.compile(r"\$(?:(env:)?([A-Za-z_]\w*)|\{(?:env:)?([A-Za-z_]\w*)\})", re.IGNORECASE)
 
 
