@@ -435,3 +435,34 @@ def test_doubled_prefix(tmp_path: Path) -> None:
     finding = only(read_model(str(model)))
     assert finding.code == "weights-name-mismatch"
     assert "doubled prefix" in finding.title
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "words"),
+    [
+        (
+            "tokenizer.json",
+            "version https://git-lfs.github.com/spec/v1\nsize 11422654\n",
+            "weights-lfs-pointer",
+            "11422654",
+        ),
+        ("config.json", "<!DOCTYPE html><html>", "config-invalid", "web page"),
+        ("preprocessor_config.json", "{", "processor-missing", "truncated"),
+        ("generation_config.json", "[1]", "config-invalid", "holds a list"),
+    ],
+)
+def test_small_files_that_are_something_else(name: str, content: str, code: str, words: str, tmp_path: Path) -> None:
+    model = write_sample("Qwen2.5-VL-7B", "bf16", tmp_path / "m", layers=1)
+    (model / name).write_text(content)
+    finding = only(read_model(str(model)))
+    assert finding.code == code
+    assert words in finding.evidence[0].text
+
+
+def test_pytorch_files_are_said_to_be_closed(model: Path) -> None:
+    for path in (*shards(model), model / "model.safetensors.index.json"):
+        path.unlink()
+    (model / "pytorch_model.bin").write_bytes(b"PK")
+    finding = only(read_model(str(model)))
+    assert (finding.code, finding.severity) == ("weights-missing-shard", "warning")
+    assert finding.evidence[0].path == "pytorch_model.bin"

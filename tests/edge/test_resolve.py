@@ -128,6 +128,16 @@ def test_a_link_whose_blob_is_gone_is_a_missing_file(
     assert next(file.status for file in facts.files if file.name == victim.name) == "missing"
 
 
+def test_an_unfinished_blob_is_a_leftover(model: Path, tmp_path: Path) -> None:
+    snapshot = into_cache(model, tmp_path / "hub")
+    (snapshot.parent.parent / "blobs" / "abc.incomplete").write_bytes(b"12345")
+    facts = read_model(str(snapshot))
+    (finding,) = facts.findings
+    assert finding.code == "download-incomplete"
+    assert finding.evidence[0].text == "5 bytes"
+    assert facts.name == "org/name"
+
+
 @pytest.mark.parametrize("place", ["hub/models/org/na___me-1___5", "hub/org/na___me-1___5", "hub/models/org/na.me-1.5"])
 def test_modelscope_cache(place: str, model: Path, tmp_path: Path) -> None:
     target = tmp_path / ".cache" / "modelscope" / place

@@ -52,6 +52,34 @@ def _files(items: Sequence[BadFile]) -> tuple[Evidence, ...]:
     return tuple(shown)
 
 
+def foreign_content(start: bytes) -> str | None:
+    """What a file that should be JSON or weights is instead, by its first bytes; ``None`` if they do not tell."""
+    text = start.lstrip().lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")):
+        return "a web page (HTML or XML) saved under this name, an error page most likely"
+    if start.startswith(b"PK\x03\x04"):
+        return "a ZIP archive, as torch.save writes"
+    if start.startswith(b"GGUF"):
+        return "a GGUF file under another name"
+    if start and not any(start):
+        return f"the first {len(start)} bytes are zeros: space was set aside and never written"
+    return None
+
+
+def is_pointer(start: bytes) -> bool:
+    """Git LFS leaves such a text in place of a large file."""
+    return start.startswith(b"version https://git-lfs")
+
+
+def pointer_reason(start: bytes, size: int) -> str:
+    """``size``: of the pointer; the size of what it stands for is read from it."""
+    for line in start.split(b"\n"):
+        key, _, value = line.partition(b" ")
+        if key == b"size" and value.isdigit() and len(value) < 20:
+            return f"{size} bytes of text: a Git LFS pointer to {int(value)} bytes"
+    return f"{size} bytes of text: a Git LFS pointer"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -80,7 +108,7 @@ def download_fix(origin: Origin, names: Sequence[str], why: str | None = None, *
 _SHARD_CODES: dict[str, tuple[str, str, str]] = {
     "lfs-pointer": (
         "weights-lfs-pointer",
-        "a Git LFS pointer instead of weights",
+        "a Git LFS pointer instead of the file",
         "The repository was cloned without its large files; the engine says HeaderTooLarge",
     ),
     "truncated": (
@@ -137,12 +165,22 @@ def missing_shards(
     )
 
 
-def no_weights(origin: Origin) -> Finding:
+def no_weights(origin: Origin, other: Sequence[str] = ()) -> Finding:
+    """``other``: weight files of formats whose headers are not read (PyTorch's)."""
+    if other:
+        return Finding(
+            code="weights-missing-shard",
+            severity="warning",
+            title=f"No safetensors file; {_count(len(other), 'file')} of other formats cannot be looked into",
+            cause="PyTorch's files are programs for an unpickler: only their sizes are read, the plan has no tensors",
+            evidence=_files([BadFile(name, "not read") for name in other]),
+            fixes=(download_fix(origin, ["*.safetensors"], "Use the repository's safetensors files, if it has them"),),
+        )
     return Finding(
         code="weights-missing-shard",
         severity="error",
         title="No weight files",
-        cause="The directory holds a configuration and no *.safetensors file",
+        cause="There is a configuration and no *.safetensors file",
         evidence=(Evidence(source="file", path=origin.directory, text="no file matches *.safetensors"),),
         fixes=(download_fix(origin, ["*.safetensors"]),),
     )

@@ -67,7 +67,8 @@ def read_source(source: ModelSource) -> ModelFacts:
     config = side.config or {}
     findings[:0] = report.findings
     if not report.files:
-        findings.append(no_weights(source.origin))
+        others = (".bin", ".pt", ".pth", ".gguf")
+        findings.append(no_weights(source.origin, [name for name in source.files if name.endswith(others)]))
     unfinished = {name: size for name, size in source.files.items() if name.endswith(LEFTOVER_SUFFIXES)}
     if unfinished:
         findings.append(leftovers(unfinished, source.origin))

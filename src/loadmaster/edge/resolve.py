@@ -56,7 +56,8 @@ def _local(path: Path, is_directory: bool) -> ModelSource | Path:
         if snapshot is None:
             raise ModelError(f"{path}: the cache folder holds no snapshot", "Download the model again")
         path = snapshot
-    source = LocalSource(path, _origin(path))
+    origin = _origin(path)
+    source = LocalSource(path, origin, origin.repository)
     if not any(name.endswith(".safetensors") for name in source.files):
         gguf = sorted(name for name in source.files if name.endswith(".gguf") and "/" not in name)
         models = [name for name in gguf if "mmproj" not in name.lower()]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import struct
 
+from loadmaster.core.integrity import foreign_content, is_pointer, pointer_reason
 from loadmaster.core.tensorheaders import Header, HeaderError, parse_header
 from loadmaster.edge.source import ModelSource
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own
 _PEEK = 512
+_LONG = 4 << 20
 
 
 class ShardError(Exception):
@@ -29,7 +31,7 @@ def read_header(source: ModelSource, name: str, size: int) -> tuple[Header, int]
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(HEADER_LIMIT, size - 8):
         raise _no_header(source.read_range(name, 0, _PEEK), length, size)
-    if source.read_range(name, 8, 1) != b"{":
+    if source.read_range(name, 8, 1) != b"{" or not _ends_like_json(source, name, length):
         raise _no_header(source.read_range(name, 0, _PEEK), length, size)
     raw = source.read_range(name, 8, length)
     if len(raw) < length:
@@ -40,25 +42,21 @@ def read_header(source: ModelSource, name: str, size: int) -> tuple[Header, int]
         raise ShardError("header-invalid", str(error)) from error
 
 
+def _ends_like_json(source: ModelSource, name: str, length: int) -> bool:
+    """A long header is looked at from its end before it is read: a wrong length leads into the data."""
+    return length < _LONG or source.read_range(name, 7 + length, 1) in (b"}", b" ", b"\n")
+
+
 def _no_header(start: bytes, length: int, size: int) -> ShardError:
     """Says what the first bytes are instead of a header."""
-    text = start.lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
-        return ShardError("lfs-pointer", f"{size} bytes of text: a Git LFS pointer{_pointer_size(start)}")
+    if is_pointer(start):
+        return ShardError("lfs-pointer", pointer_reason(start, size))
     if size == 0:
         return ShardError("truncated", "the file is empty")
-    if text.startswith((b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")):
-        return ShardError("header-invalid", "a web page (HTML or XML) saved under this name, an error page most likely")
-    if text.startswith((b"{", b"[")):
+    if (words := foreign_content(start)) is not None:
+        return ShardError("header-invalid", words)
+    if start.lstrip().startswith((b"{", b"[")):
         return ShardError("header-invalid", "text (JSON) saved under this name, a server's error message most likely")
-    if not any(start):
-        return ShardError(
-            "header-invalid", f"the first {len(start)} bytes are zeros: space was set aside and never written"
-        )
-    if start.startswith(b"PK\x03\x04"):
-        return ShardError("header-invalid", "a ZIP archive, as torch.save writes: no safetensors")
-    if start.startswith(b"GGUF"):
-        return ShardError("header-invalid", "a GGUF file under a safetensors name")
     if size < 8:
         return ShardError("truncated", f"the file has only {size} bytes")
     if start[8:9] == b"{" and size - 8 < length <= HEADER_LIMIT:
@@ -67,12 +65,4 @@ def _no_header(start: bytes, length: int, size: int) -> ShardError:
         return ShardError(
             "header-invalid", f"the first 8 bytes say that the header has {length} bytes; the file has {size}"
         )
-    return ShardError("header-invalid", f"no JSON object behind the length of {length} bytes")
-
-
-def _pointer_size(start: bytes) -> str:
-    for line in start.split(b"\n"):
-        key, _, value = line.partition(b" ")
-        if key == b"size" and value.isdigit() and len(value) < 20:
-            return f" to {int(value)} bytes"
-    return ""
+    return ShardError("header-invalid", f"no JSON object of {length} bytes behind the length")

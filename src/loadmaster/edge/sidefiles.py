@@ -8,7 +8,16 @@ import msgspec
 from msgspec import Struct
 
 from loadmaster.core.facts import Evidence, Finding
-from loadmaster.core.integrity import bad_json, download_fix, missing_file
+from loadmaster.core.integrity import (
+    BadFile,
+    bad_json,
+    bad_shards,
+    download_fix,
+    foreign_content,
+    is_pointer,
+    missing_file,
+    pointer_reason,
+)
 from loadmaster.core.modelconfig import text_config, vision_section
 from loadmaster.edge.source import ModelSource, ReadError
 
@@ -91,18 +100,35 @@ class _Files:
         size = self.source.files.get(name)
         if size is None:
             return None
+        value = self.decode(name, SMALL_LIMIT, Any, code)
+        if isinstance(value, dict):
+            return value
+        if name not in self.broken:
+            self.report(name, f"it holds a {type(value).__name__}", code)
+        return None
+
+    def decode(self, name: str, limit: int, kind: Any, code: str) -> Any:
+        """The file as ``kind``; ``None``, with a finding, when it cannot be."""
+        raw = b""
         try:
-            value = msgspec.json.decode(self.source.read(name, SMALL_LIMIT))
-            if isinstance(value, dict):
-                return value
-            reason = f"it holds a {type(value).__name__}"
+            raw = self.source.read(name, limit)
+            return msgspec.json.decode(raw, type=kind)
         except RecursionError:
             reason = "it is nested too deeply"
         except (msgspec.DecodeError, UnicodeDecodeError, ReadError) as error:
-            reason = str(error)
-        self.broken.add(name)
-        self.findings.append(bad_json(name, reason, size, code, self.source.origin))
+            reason = foreign_content(raw[:512]) or str(error)
+        if is_pointer(raw):
+            self.broken.add(name)
+            pointer = BadFile(name, pointer_reason(raw, len(raw)))
+            self.findings.append(bad_shards("lfs-pointer", [pointer], self.source.origin))
+        else:
+            self.report(name, reason, code)
         return None
+
+    def report(self, name: str, reason: str, code: str) -> None:
+        self.broken.add(name)
+        size = self.source.files.get(name) or 0
+        self.findings.append(bad_json(name, reason, size, code, self.source.origin))
 
     def missing(self, code: str, name: str, title: str, cause: str, severity: Any) -> None:
         self.findings.append(missing_file(code, name, title, cause, severity, self.source.origin))
@@ -173,12 +199,8 @@ def _check_tokenizer(files: _Files, config: dict[str, Any] | None) -> None:
         return
     if "tokenizer.json" not in names:
         return
-    size = source.files["tokenizer.json"] or 0
-    try:
-        tokenizer = msgspec.json.decode(source.read("tokenizer.json", TOKENIZER_LIMIT), type=_Tokenizer)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ReadError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        files.findings.append(bad_json("tokenizer.json", reason, size, "tokenizer-broken", source.origin))
+    tokenizer: _Tokenizer | None = files.decode("tokenizer.json", TOKENIZER_LIMIT, _Tokenizer, "tokenizer-broken")
+    if tokenizer is None:
         return
     vocabulary = text_config(config).vocab_size if config is not None else None
     beyond = [token.id for token in tokenizer.added_tokens if vocabulary is not None and token.id >= vocabulary]

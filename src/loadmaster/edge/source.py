@@ -50,7 +50,7 @@ class LocalSource:
         self.directory = directory
         self.origin = origin or Origin(directory=str(directory))
         self.label = label or directory.resolve().name or str(directory)
-        self.files: Mapping[str, int | None] = _list(directory)
+        self.files: Mapping[str, int | None] = _list(directory) | _unfinished_blobs(directory)
 
     def read(self, name: str, limit: int) -> bytes:
         size = self.files.get(name) or 0
@@ -101,6 +101,16 @@ def _walk(directory: Path, prefix: str, depth: int, found: dict[str, int | None]
                 found[name] = None
         except OSError:
             found[name] = None
+
+
+def _unfinished_blobs(snapshot: Path) -> dict[str, int | None]:
+    """The hub client's cache keeps what it is downloading in ``blobs``, two levels above a snapshot."""
+    blobs = snapshot.parent.parent / "blobs"
+    if snapshot.parent.name != "snapshots" or not blobs.is_dir():
+        return {}
+    found: dict[str, int | None] = {}
+    _walk(blobs, "../../blobs/", 1, found)
+    return {name: size for name, size in found.items() if name.endswith(".incomplete")}
 
 
 def _walk_download_cache(directory: Path, found: dict[str, int | None]) -> None:
