@@ -384,6 +384,40 @@ def test_the_version_is_said_when_there_are_no_rules_for_it() -> None:
     assert any("0.17" in note for note in plan(TEXT_8B, cards(24), version="0.6.3").notes)
 
 
+huge = st.one_of(st.integers(-5, 5), st.sampled_from([10**6, 10**12, 2**70]), st.none(), st.text(max_size=4))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "--max-model-len",
+                "--max-num-seqs",
+                "--max-num-batched-tokens",
+                "--tensor-parallel-size",
+                "--pipeline-parallel-size",
+                "--data-parallel-size",
+                "--gpu-memory-utilization",
+                "--kv-cache-memory-bytes",
+                "--max-cudagraph-capture-size",
+                "--num-gpu-blocks-override",
+                "--block-size",
+                "--cpu-offload-gb",
+                "--decode-context-parallel-size",
+            ]
+        ),
+        huge,
+    ),
+    huge,
+    st.sampled_from(sorted(MODELS)),
+)
+def test_no_flag_breaks_the_plan(flags: dict[str, object], pixels: object, model: str) -> None:
+    given_flags = {**flags, "--mm-processor-kwargs": {"max_pixels": pixels}}
+    begin = time.perf_counter()
+    make_plan(MODELS[model], cards(24, 24), LaunchArgs(flags=given_flags), EngineFacts("vllm", "0.24.0"))
+    assert time.perf_counter() - begin < 5
+
+
 def test_a_plan_is_fast() -> None:
     plan(MOE_35B, cards(24, 24), ARTICLE)
     begin = time.perf_counter()

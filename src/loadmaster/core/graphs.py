@@ -12,6 +12,8 @@ from loadmaster.core.calibration import constant
 from loadmaster.core.enginerules import EngineRules
 from loadmaster.core.facts import Amount, CacheLayout, Settings
 
+_LARGEST = 1 << 16  # tokens of one graph; more is refused by every card
+
 
 def capture_sizes(
     rules: EngineRules,
@@ -38,7 +40,7 @@ def capture_sizes(
         top = min(max_num_seqs * query_len * 2, limit)
         if rules.capture_max_num_seqs:
             extra = _decode_sizes(max_num_seqs, query_len, limit, top)
-    top = max(1, min(top, max_num_batched_tokens))
+    top = max(1, min(top, max_num_batched_tokens, _LARGEST))
     if given is not None:
         return tuple(sorted({size for size in given if size <= max_num_batched_tokens}))
     sizes = {size for size in (1, 2, 4) if size <= top}

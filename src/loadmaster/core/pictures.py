@@ -18,6 +18,7 @@ from loadmaster.core.facts import ImagePlan, ModelFacts, Settings
 # of 256, 1,055 for 1,024, 3,875 for 3,844 (recorded requests).
 TEXT_AROUND = 32
 _MAX_VIDEO_FRAMES = 14  # vllm/model_executor/models/qwen2_vl.py: _MAX_FRAMES_PER_VIDEO
+_MOST_TOKENS = 1 << 24  # no context is as long
 _EVERYDAY_SIDES = (512, 1024, 1448, 2048, 2896, 4096)
 
 
@@ -204,8 +205,8 @@ def _dummy_tokens(rules: PictureRules, settings: Settings) -> int | None:
 
 
 def _most_tokens(limit: int) -> int:
-    """Most merged patches within a limit whose rectangle is not longer than 200 to 1."""
-    for tokens in range(limit, 0, -1):
+    """Most merged patches within a limit whose rectangle is not longer than 200 to 1; at most 2^24."""
+    for tokens in range(min(limit, _MOST_TOKENS), 0, -1):
         short = next(side for side in range(math.isqrt(tokens), 0, -1) if tokens % side == 0)
         if tokens // short <= 200 * short:
             return tokens

@@ -415,8 +415,8 @@ def smallest_fix(
 ) -> tuple[Fix, ...]:
     """The smallest change, of one flag or of two, that makes a launch fit: planned again, with what it is for.
 
-    Empty when the launch fits already or nothing of the kind helps. The order of trying is that of harm: a
-    smaller picture, a smaller share of the card, fewer sequences, a shorter context, no graphs, more cards.
+    Empty when the launch fits already or nothing of the kind helps. The order of trying is that of harm: cards
+    that lie idle, a smaller picture, another share of the card, fewer sequences, a shorter context, no graphs.
     """
     if sheet.fits is True:
         return ()
@@ -444,9 +444,15 @@ def smallest_fix(
 
 
 def _single_changes(case: _Case, plan: Plan, sheet: LoadSheet) -> Iterator[tuple[dict[str, Any], str]]:
-    """Candidates in the order of harm, few of each kind."""
+    """Candidates in the order of harm, few of each kind; cards that lie idle come first."""
     search = _Search(case, None, None, None)
     settings = plan.settings
+    cards = search._cards()
+    usable = [size for size in range(len(case.gpus), 0, -1) if divides(case.model, size)]
+    if not cards and usable and usable[0] > settings.tensor_parallel_size and settings.pipeline_parallel_size == 1:
+        cards = {"--tensor-parallel-size": usable[0]}
+    if cards:
+        yield cards, "as many cards as the model divides over"
     if search.most_pixels is not None and not settings.language_model_only:
         for side in (3072, 2048, 1536, 1024):
             if side * side < search.most_pixels:
@@ -461,16 +467,10 @@ def _single_changes(case: _Case, plan: Plan, sheet: LoadSheet) -> Iterator[tuple
             yield {"--max-num-seqs": count}, f"at most {count} sequences at once"
     if settings.max_model_len is not None:
         longest = _longest_in(plan)
-        if 0 < longest < settings.max_model_len:
+        if _SHORTEST <= longest < settings.max_model_len:
             yield {"--max-model-len": longest}, "the longest context that fits"
     if settings.cudagraph_mode != "NONE":
         yield {"--enforce-eager": True}, "no CUDA graphs: slower, but without their memory"
-    cards = search._cards() or {}
-    usable = [size for size in range(len(case.gpus), 0, -1) if divides(case.model, size)]
-    if not cards and usable and usable[0] > settings.tensor_parallel_size and settings.pipeline_parallel_size == 1:
-        cards = {"--tensor-parallel-size": usable[0]}
-    if cards:
-        yield cards, "as many cards as the model divides over"
 
 
 def _fix(changes: Flags, why: str) -> Fix:
