@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from launchcases import codes, dense, found, launch_of, of
+from loadmaster.core.checks.spelling import nearest
 from loadmaster.core.facts import Evidence
 
 MODEL = dense()
@@ -17,6 +18,25 @@ def test_misspelt_flag_gets_the_right_one_with_its_value() -> None:
     assert item.fixes[0].argv == ("--max-model-len", "4096")
     assert item.fixes[0].remove == ("--max-modle-len",)
     assert item.severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--max-len", "--max-model-len"),
+        ("--gpu-util", "--gpu-memory-utilization"),
+        ("--served-name", "--served-model-name"),
+        ("--tensor-paralel-size", "--tensor-parallel-size"),
+        ("--max-num-sequences", "--max-num-seqs"),
+        ("--enable-prefix-cache", "--enable-prefix-caching"),
+    ],
+)
+def test_the_flag_that_was_meant(written: str, meant: str) -> None:
+    assert nearest(written, "0.24.0") == meant
+
+
+def test_nothing_near_is_nothing() -> None:
+    assert nearest("--make-coffee", "0.24.0") is None
 
 
 def test_tp_with_two_hyphens() -> None:

@@ -44,6 +44,7 @@ def test_more_ranks_than_cards() -> None:
 def test_other_nodes_may_bring_the_rest() -> None:
     launch = launch_of("vllm serve m -tp 8 -pp 4", visible_gpus=8)
     assert of(found(launch), "tp-exceeds-gpus").severity == "note"
+    assert of(found(launch_of("vllm serve m -tp 4 -pp 2 -dp 2", visible_gpus=8)), "tp-exceeds-gpus").severity == "error"
     ray = launch_of("vllm serve m -tp 16 --distributed-executor-backend ray", visible_gpus=8)
     assert of(found(ray), "tp-exceeds-gpus").severity == "note"
     nodes = launch_of("vllm serve m -tp 16 --nnodes 2", visible_gpus=8)

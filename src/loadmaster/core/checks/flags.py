@@ -43,7 +43,7 @@ def _damage(case: LaunchCase) -> Iterator[Finding]:
                 Fix("Join the lines again: a backslash as the last character of every line but the last.")
                 if not case.launch.argv
                 else Fix(
-                    "This is what the shell runs as the text stands; add what it lost.",
+                    "The command as it was read here; add what it lost.",
                     command=_line(case.launch.argv),
                 )
             ],
@@ -262,7 +262,7 @@ def _units(case: LaunchCase) -> Iterator[Finding]:
         if unit.islower() and (_round_in_binary(number) or binary == positions):
             why = f"{written} is {thousand:,}; {number}{unit.upper()} would be {binary:,}"
             too_long = flag == "--max-model-len" and positions is not None and positions < binary
-            better = thousand if too_long else binary
+            better = min(thousand, positions) if too_long and positions is not None else binary
         elif unit.isupper() and flag == "--max-model-len" and positions is not None and thousand <= positions < binary:
             why = f"{written} is {binary:,}, above the model's {positions:,} positions"
             why += f"; {number}{unit.lower()} would be {thousand:,}"

@@ -69,7 +69,7 @@ def _over_nodes(case: LaunchCase) -> tuple[Severity, Confidence]:
     remote = case.has("--data-parallel-address") or case.has("--data-parallel-rank") or case.has("--node-rank")
     if ray or remote:
         return "note", "possible"
-    if spread and case.pipeline_parallel > 1:
+    if spread and case.data_parallel == 1:
         return "note", "possible"
     return "error", "certain"
 

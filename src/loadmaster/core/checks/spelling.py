@@ -6,24 +6,33 @@ import difflib
 from collections.abc import Sequence
 
 from loadmaster.core.flagtable import flag_table, releases_looked_at
-from loadmaster.core.tables import load_json
+from loadmaster.core.tables import load_json, load_toml
 
 _NEAR_ENOUGH = 0.8  # difflib's ratio: one wrong letter in five
 
 
 def nearest(flag: str, version: str | None) -> str | None:
-    """The flag of that version whose spelling is nearest, None when none is near enough to be meant."""
+    """The flag of that version that was meant, None when none is near enough.
+
+    First a flag whose words begin with the words given, in their order (``--gpu-util``), the common ones before the
+    others; then the nearest spelling.
+    """
     wanted = flag.split("=", 1)[0].replace("_", "-").lower()
-    table = flag_table(version)
-    known = [name for name in table.options if name.startswith("--")]
+    known = [name for name in flag_table(version).options if name.startswith("--")]
+    words = wanted.strip("-").split("-")
+    if len(words) > 1:
+        common = load_toml("flag-hints.toml")["common"]
+        longer = [name for name in known if _abbreviates(words, name.strip("-").split("-"))]
+        if longer:
+            return min(longer, key=lambda name: (name not in common, len(name)))
     close = difflib.get_close_matches(wanted, known, n=1, cutoff=_NEAR_ENOUGH)
-    if close:
-        return close[0]
-    words = set(wanted.strip("-").split("-"))
-    if len(words) < 2:
-        return None
-    holding = [name for name in known if words <= set(name.strip("-").split("-"))]
-    return min(holding, key=len) if holding else None
+    return close[0] if close else None
+
+
+def _abbreviates(words: list[str], full: list[str]) -> bool:
+    """Whether each word begins a word of the full name, in the same order."""
+    rest = iter(full)
+    return all(any(word and part.startswith(word) for part in rest) for word in words)
 
 
 def newest_release() -> str:
