@@ -86,6 +86,9 @@ def _tempered(case: LaunchCase, sheet: LoadSheet, item: Finding) -> Finding:
         expected = all(gpu.peak_bytes.get("serving", 0) <= gpu.total_bytes for gpu in sheet.gpus)
         if _pictures_unbounded(case) or (expected and item.confidence == "possible"):
             return structs.replace(item, severity="note", confidence="possible")
+        surely = any(gpu.peak_low_bytes.get("serving", 0) > gpu.total_bytes for gpu in sheet.gpus)
+        if item.severity == "error" and not surely:
+            return structs.replace(item, severity="warning", confidence="likely")
     unsure = case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
     if unsure and item.confidence == "certain":
         return structs.replace(item, confidence="likely")
