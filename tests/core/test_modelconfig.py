@@ -125,6 +125,7 @@ def test_qwen2_vl_names_the_tower_otherwise() -> None:
             8,
         ),
         ({"model_type": "llama", "num_hidden_layers": 3}, {"full_attention": 3}, None),
+        ({"model_type": "phi3", "num_hidden_layers": 3, "sliding_window": 2047}, {"sliding_attention": 3}, 2047),
     ],
 )
 def test_layer_kinds(config: dict[str, Any], kinds: dict[str, int], window: int | None) -> None:

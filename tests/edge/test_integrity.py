@@ -466,3 +466,22 @@ def test_pytorch_files_are_said_to_be_closed(model: Path) -> None:
     finding = only(read_model(str(model)))
     assert (finding.code, finding.severity) == ("weights-missing-shard", "warning")
     assert finding.evidence[0].path == "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors.index.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ],
+)
+def test_deep_nesting_is_no_traceback(name: str, depth: int, tmp_path: Path) -> None:
+    model = write_sample("Qwen2.5-VL-7B", "bf16", tmp_path / "m", layers=1)
+    text = (model / name).read_text().rstrip()[:-1]
+    (model / name).write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
+    facts = read_model(str(model))
+    assert len(facts.findings) == (depth > 1000)

@@ -281,9 +281,8 @@ def _layer_types(
         if raw.get("use_sliding_window") is not True or first is None or first >= layers:
             return full, None
         return ("full_attention",) * first + ("sliding_attention",) * (layers - first), window
-    if pattern == "all-sliding" and raw.get("use_sliding_window") is not False:
-        return ("sliding_attention",) * layers, window
-    return full, None
+    # vLLM's attention layers take the configuration's window unless their class has a pattern of its own
+    return (full, None) if raw.get("use_sliding_window") is False else (("sliding_attention",) * layers, window)
 
 
 # --------------------------------------------------------------------------------------------------- vision tower

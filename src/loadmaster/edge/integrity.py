@@ -6,6 +6,7 @@ looked at one by one, and a header is read again only when something is wrong.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -52,10 +53,9 @@ def read_index(source: ModelSource, name: str) -> WeightIndex:
     if shards:
         # File names from a closed set are shared, not decoded into one string per tensor.
         closed = dict[str, Literal[shards]]  # type: ignore[valid-type]
-        try:
+        # what fails here names a file that is not there, or is no index at all
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return _decode_index(raw, closed)
-        except msgspec.DecodeError:
-            pass  # it names a file that is not there, or is no index at all
     try:
         return _decode_index(raw, dict[str, str])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
