@@ -116,9 +116,10 @@ def test_spellings(spelling: str, same_as: str) -> None:
         ("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", "Qwen/Qwen3.6-35B-A3B", "compressed-tensors", 4),
         ("Qwen/Qwen2.5-VL-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-VL-72B-Instruct", "gptq", 4),
         ("Qwen2.5-VL-7B-GPTQ-Int8", "Qwen/Qwen2.5-VL-7B-Instruct", "gptq", 8),
-        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B", "fp8", 8),
+        ("Qwen/Qwen3-14B-FP8", "Qwen/Qwen3-14B", "fp8", 8),
         ("RedHatAI/Qwen3-32B-FP8-dynamic", "Qwen/Qwen3-32B", "compressed-tensors", 8),
-        ("nvidia/Qwen3.5-122B-A10B-NVFP4", "Qwen/Qwen3.5-122B-A10B", "modelopt", 4),
+        ("Qwen3.5-122B-A10B-NVFP4", "Qwen/Qwen3.5-122B-A10B", "modelopt", 4),
+        ("RedHatAI/Qwen3.5-122B-A10B-NVFP4", "Qwen/Qwen3.5-122B-A10B", "compressed-tensors", 4),
         ("/models/gemma-4-26B-A4B-it-NVFP4-modelopt", "google/gemma-4-26B-A4B", "modelopt", 4),
         ("unsloth/QwQ-32B-unsloth-bnb-4bit", "Qwen/QwQ-32B", "bitsandbytes", 4),
         ("neuralmagic/Qwen2-72B-Instruct-quantized.w8a16", "Qwen/Qwen2-72B-Instruct", "compressed-tensors", 8),
@@ -134,6 +135,22 @@ def test_rebuilds(name: str, base: str, method: str, bits: int) -> None:
     assert (facts.quantization.method, facts.quantization.bits) == (method, bits)
     assert facts.quantization.label is not None and facts.quantization.label.endswith("by its name")
     assert any("assumed from the name" in note for note in facts.notes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia/Qwen3.5-122B-A10B-NVFP4",
+        "/models/nvidia/Qwen3.5-122B-A10B-NVFP4",
+        "~/models--nvidia--Qwen3.5-122B-A10B-NVFP4/snapshots/0123456789",
+    ],
+)
+def test_a_makers_own_build_has_its_published_quantisation(name: str) -> None:
+    facts = model(name)
+    assert facts.text == model("Qwen/Qwen3.5-122B-A10B").text
+    assert facts.quantization.method == "modelopt" and facts.quantization.kv_cache_scheme
+    assert "model.language_model.layers.0.linear_attn*" in facts.quantization.ignore
+    assert not any("assumed" in note for note in facts.notes)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     config: dict[str, Any]
     source: tuple[str, ...]
     note: str | None = None
+    build: bool = False  # one maker's rebuild of another entry: only that maker's name means it
 
 
 class _Scheme(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +86,7 @@ def _index() -> tuple[dict[str, KnownModel], dict[str, KnownModel | None]]:
     """By full name, and by name without its role; a family of more than one shape is ``None``."""
     full: dict[str, KnownModel] = {}
     family: dict[str, KnownModel | None] = {}
-    for entry in entries():
+    for entry in (entry for entry in entries() if not entry.build):
         for name in entry.names:
             words = _words(name.rpartition("/")[2])
             full.setdefault(_key(words), entry)
@@ -94,6 +95,13 @@ def _index() -> tuple[dict[str, KnownModel], dict[str, KnownModel | None]]:
             if known is not entry and (known is None or not _one_shape(known, entry)):
                 family[short] = None
     return full, family
+
+
+@lru_cache(maxsize=1)
+def _builds() -> dict[tuple[str, str], KnownModel]:
+    """Rebuilds whose published file is in the table, by maker and name."""
+    split = ((entry, name.partition("/")) for entry in entries() if entry.build for name in entry.names)
+    return {(maker.lower(), _key(_words(last))): entry for entry, (maker, _, last) in split}
 
 
 def _one_shape(first: KnownModel, second: KnownModel) -> bool:
@@ -125,6 +133,8 @@ def known_model(name: str) -> ModelFacts | None:
     words = _words(last)
     if not words or "gguf" in words:
         return None
+    if owner is not None and (built := _builds().get((owner.lower(), _key(words)))) is not None:
+        return _facts(name, built, owner, [])
     entry = _find(words)
     stored: list[str] = []
     while entry is None and words and words[-1] in _names().parts.storage:
