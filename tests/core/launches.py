@@ -28,6 +28,21 @@ TEXT_8B = model_of(published.LLAMA_3_1_8B)
 GEMMA_27B = model_of(published.GEMMA_3_27B_AWQ)
 UNKNOWN = model_of({"architectures": ["FooForCausalLM"], "model_type": "foo", "hidden_size": 2048})
 
+QWEN_3_8B: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+
 ARTICLE = (
     "--tensor-parallel-size 2 --max-model-len 4096 --enforce-eager --gpu-memory-utilization 0.9 --trust-remote-code"
 )

@@ -8,16 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.core import published
 from tests.core.launches import (
     ARTICLE,
     DENSE_9B,
     GEMMA_27B,
     MOE_35B,
+    QWEN_3_8B,
     TEXT_8B,
     UNKNOWN,
     VL_7B,
     cards,
     launch,
+    model_of,
     part,
     plan,
 )
@@ -186,6 +189,26 @@ def test_recorded_launches_on_one_card(
     assert highest <= load.peak_high_bytes["serving"] / GIB + 0.1
 
 
+# Text models on one H200, which vLLM 0.24.0 serves with its second model runner.
+@pytest.mark.parametrize(
+    ("config", "flags", "cache"),
+    [
+        (QWEN_3_8B, "--gpu-memory-utilization 0.1545 --max-model-len 32768 --max-num-batched-tokens 2048", 4.91),
+        (
+            published.LLAMA_3_1_8B,
+            "--gpu-memory-utilization 0.5212 --max-model-len 65536 --max-num-batched-tokens 8192 --max-num-seqs 64",
+            56.53,
+        ),
+    ],
+)
+def test_recorded_launches_of_text_models(config: published.Config, flags: str, cache: float) -> None:
+    found = plan(
+        model_of(config), cards(139.8, **H200), f"{flags} " + ("" if "seqs" in flags else "--max-num-seqs 256")
+    )
+    assert found.kv_cache is not None and found.kv_cache.available_bytes is not None
+    assert found.kv_cache.available_bytes / GIB == pytest.approx(cache, abs=0.25)
+
+
 def test_expandable_segments_need_less_for_a_large_picture() -> None:
     flags = "--tensor-parallel-size 2 --gpu-memory-utilization 0.9 --max-num-seqs 16"
     given = structs.replace(launch(flags), env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
@@ -219,9 +242,6 @@ def test_expandable_segments_need_less_for_a_large_picture() -> None:
     ],
 )
 def test_public_logs(model: str, gib: float, flags: str, version: str, cache: float) -> None:
-    from tests.core import published
-    from tests.core.launches import model_of
-
     config = getattr(published, model)
     flags += " --max-num-batched-tokens 2048"
     count = 4 if "--tensor-parallel-size 4" in flags else 1

@@ -204,6 +204,22 @@ def test_version_of_the_rules(version: str | None, used: str, said: bool) -> Non
     assert (rules.note is not None) is said
 
 
+@pytest.mark.parametrize(
+    ("model", "version", "second"),
+    [
+        (TEXT_8B, "0.23.0", False),
+        (TEXT_8B, "0.24.0", True),
+        (MOE_35B, "0.28.0", False),
+        (MOE_35B, "0.29.0", True),
+        (DENSE_9B, "0.27.0", False),
+        (VL_7B, "0.25.0", False),
+        (VL_7B, "0.26.0", True),
+    ],
+)
+def test_model_runner(model: ModelFacts, version: str, second: bool) -> None:
+    assert settings(version=version, model=model).second_model_runner is second
+
+
 def test_every_value_says_where_it_comes_from() -> None:
     found = settings("--max-model-len 4096", model=DENSE_9B)
     assert found.origins["max_model_len"].origin == "given"

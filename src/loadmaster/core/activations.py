@@ -13,6 +13,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from loadmaster.core.allocator import Allocator, Step
+from loadmaster.core.calibration import constant
 from loadmaster.core.facts import MIB, Settings, TextConfig
 from loadmaster.core.pictures import TEXT_AROUND
 from loadmaster.core.tower import Tower, encode
@@ -110,6 +111,14 @@ def matrix_workspace(capability: tuple[int, int] | None, large_card: bool) -> in
     return 8320 * 1024
 
 
+def token_counts(language: Language, sequences: int) -> int:
+    """Bytes of the second model runner's counts of seen tokens: 32 bits and one bit for each row and token.
+
+    Source: vllm/v1/worker/gpu/sample/penalties.py: PenaltiesState.
+    """
+    return sequences * (language.vocabulary * _FLOAT32 + -(-language.vocabulary // 32) * 4)
+
+
 class Load(Struct, frozen=True, kw_only=True):
     """What one rank runs: the arguments of the replay, hashable so that equal ranks are replayed once."""
 
@@ -122,6 +131,7 @@ class Load(Struct, frozen=True, kw_only=True):
     matrix_workspace: int
     multiprocessors: int
     samples: bool  # the last pipeline stage does
+    second_runner: bool  # the second model runner samples and keeps counts of tokens
     expert_reduction: bool  # expert kernels add up partial sums in 32 bits
     limited_profile: bool  # blocks of 20 MiB and more are not split in the profile
     context: int = 0
@@ -167,7 +177,7 @@ def replay(load: Load) -> Replay:
     language_peak, sampler_peak = profile.live_peak, 0
     if load.samples:
         profile.live_peak = profile.live
-        profile.run(_sample(load.language, load.rows, load.multiprocessors, "profile "))
+        profile.run(_sample(load, "profile "))
         sampler_peak = profile.live_peak
     profile.run([("profile output", None), ("profile hidden", None)])
     profile_reserved = profile.reserved_peak
@@ -180,7 +190,7 @@ def replay(load: Load) -> Replay:
     before = ready.reserved
     if load.samples:
         ready.run(_forward(load, min(load.rows, load.tokens), "warm "))
-        ready.run(_sample(load.language, load.rows, load.multiprocessors, "warm "))
+        ready.run(_sample(load, "warm "))
     ready.run([("warm hidden", None)])
     idle = ready.reserved
     idle_free = idle - ready.live
@@ -190,7 +200,7 @@ def replay(load: Load) -> Replay:
     floor = ready.live
     ready.run(_forward(load, min(load.tokens, load.context or load.tokens), "request ", scan=True))
     if load.samples:
-        ready.run(_sample(load.language, load.rows, load.multiprocessors, "request ", log_probabilities=True))
+        ready.run(_sample(load, "request ", log_probabilities=True))
     return Replay(
         profile_peak=max(vision_peak, language_peak, sampler_peak),
         vision_peak=vision_peak,
@@ -277,13 +287,12 @@ def _forward(load: Load, tokens: int, p: str, scan: bool = False) -> Iterator[St
     yield f"{p}residual", None
 
 
-def _sample(
-    language: Language, rows: int, multiprocessors: int, p: str, log_probabilities: bool = False
-) -> Iterator[Step]:
+def _sample(load: Load, p: str, log_probabilities: bool = False) -> Iterator[Step]:
     """Logits of a step and what the sampler makes of them, with top-k and top-p in use.
 
     ``log_probabilities``: requests ask for them, which the profile does not do: one more copy of the logits.
     """
+    language, rows = load.language, load.rows
     vocabulary = language.vocabulary
     half, full = rows * vocabulary * 2, rows * vocabulary * _FLOAT32
     yield f"{p}picked", rows * language.hidden * language.element_bytes
@@ -298,9 +307,15 @@ def _sample(
     if log_probabilities:
         yield f"{p}log probabilities", full
     yield f"{p}float logits", full
+    if load.second_runner and p == "profile ":
+        extra = int(constant("second_runner_sampling").value * rows * vocabulary)
+        yield f"{p}sampling", extra
+        for name in ("sampling", "float logits", "logits", "picked"):
+            yield f"{p}{name}", None
+        return
     if rows >= _SORT_BELOW:
         if p == "profile ":  # kept for the life of the process
-            programs = min(1 << (rows - 1).bit_length(), multiprocessors)
+            programs = min(1 << (rows - 1).bit_length(), load.multiprocessors)
             yield "filter buffer", programs * vocabulary * _FLOAT32
     else:
         yield f"{p}sorted", full

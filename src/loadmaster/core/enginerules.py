@@ -7,12 +7,13 @@ rules is planned by the newest, an older one by the oldest, and the answer says 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
 
-from loadmaster.core.facts import GIB, EngineFacts
+from loadmaster.core.facts import GIB, EngineFacts, ModelFacts
 from loadmaster.core.tables import load_toml
 
 _TABLE = "engine-versions.toml"
@@ -38,6 +39,10 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     split_limited_while_profiling: bool
     align_within_batch: bool
     optimization_level: int
+    model_runner: str
+    second_runner_architectures: tuple[str, ...]
+    second_runner_profiles_pictures: bool
+    second_runner_profiles_graphs: bool
 
 
 def version_pair(text: str | None) -> tuple[int, int] | None:
@@ -70,6 +75,7 @@ def _rules(version: str | None) -> EngineRules:
     values = {
         name: _value(rule["steps"], used) for name, rule in table.items() if isinstance(rule, dict) and "steps" in rule
     }
+    values["second_runner_architectures"] = tuple(values["second_runner_architectures"])
     return EngineRules(version=name or f"{used[0]}.{used[1]}", note=note, **values)
 
 
@@ -83,6 +89,22 @@ def batch_defaults(rules: EngineRules, total_bytes: int, card_name: str | None) 
             continue
         return row["tokens"], row["seqs"]
     raise AssertionError("the last row holds for every card")
+
+
+def uses_second_runner(rules: EngineRules, model: ModelFacts, env: Mapping[str, str]) -> bool:
+    """Whether the second model runner ("V2") serves this model: it samples, profiles and keeps other buffers."""
+    asked = env.get("VLLM_USE_V2_MODEL_RUNNER")
+    if asked is not None and rules.model_runner != "none":
+        return asked.strip().lower() in ("1", "true")
+    if rules.model_runner in ("none", "all"):
+        return rules.model_runner == "all"
+    text = model.text
+    listed = model.architecture in rules.second_runner_architectures
+    if rules.model_runner == "listed":
+        return listed
+    if rules.model_runner.startswith("listed, or"):
+        return listed or not (text.num_experts or "linear_attention" in text.layer_types)
+    return listed and not text.num_experts and model.quantization.method is None
 
 
 def is_prefix_language_model(model_type: str | None) -> bool:

@@ -64,7 +64,8 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
 class Fix(Struct, frozen=True):
     """A remedy that can be pasted. ``argv``: flags to add or replace, ``[]`` when none.
 
-    ``remove``: flags to drop. ``env``: variables to set. ``command``: a shell line. ``replanned``: the planner ran with it and it holds.
+    ``remove``: flags to drop. ``env``: variables to set. ``command``: a shell line. ``replanned``: the planner ran
+    with it and it holds.
     """
 
     why: str
@@ -237,7 +238,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
     name: str
     path: str | None = None
-    # "safetensors": headers were read. "gguf". "config": configuration only, tensors computed from it. "known": from the table of public models.
+    # "safetensors" and "gguf": headers were read. "config": configuration only, tensors are computed from it.
+    # "known": the configuration is from the table of public models.
     format: Literal["safetensors", "gguf", "config", "known"] = "safetensors"
     architecture: str | None = None
     model_type: str | None = None
@@ -326,7 +328,8 @@ class LaunchArgs(Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # the flag tokens as written ("32k" stays "32k"), model and program left out
-    kind: str = "argv"  # "argv", "serve", "module", "docker-run", "compose", "kubernetes", "yaml", "supervisor", "systemd", "other"
+    # "argv", "serve", "module", "docker-run", "compose", "kubernetes", "yaml", "supervisor", "systemd", "other"
+    kind: str = "argv"
     image: str | None = None
     engine_version: str | None = None  # from an image tag, when the text names one
     visible_gpus: int | None = None  # number of cards that the text gives the engine, when it says
@@ -398,6 +401,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     attention_backend: str | None = None  # "FLASH_ATTN", "FLASHINFER", "TRITON_MLA", ...; None: chosen by the engine
     gdn_prefill_backend: str = "auto"  # "auto", "triton", "flashinfer", "cutedsl"
     video_pruning: bool = False  # --video-pruning-rate > 0
+    second_model_runner: bool = False  # vLLM's model runner "V2"
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) has expandable_segments:True
     origins: dict[str, Setting] = {}
 

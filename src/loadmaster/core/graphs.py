@@ -89,11 +89,16 @@ def taken(settings: Settings, layers: int, group: bool) -> Amount | None:
     return constant(f"graph_per_layer_{kind_of(group)}").times(count * layers, f"{count} graphs of {layers} layers")
 
 
+def profiled(settings: Settings, rules: EngineRules) -> bool:
+    """Whether graphs are captured on trial before the cache is sized."""
+    return rules.graph_profiler and (rules.second_runner_profiles_graphs or not settings.second_model_runner)
+
+
 def estimated(settings: Settings, rules: EngineRules, layers: int, hybrid: bool, group: bool) -> Amount:
     """What the engine itself expects the graphs to take, and subtracts from the cache; zero where it does not."""
     pieces, whole = captured(settings)
     count = pieces + whole
-    if count == 0 or not rules.graph_profiler or not rules.graph_estimate_subtracted:
+    if count == 0 or not profiled(settings, rules) or not rules.graph_estimate_subtracted:
         return Amount.exact(0)
     first = constant(f"graph_first_capture_{kind_of(group)}")
     rest = count - (pieces > 0) - (whole > 0)
@@ -115,7 +120,7 @@ def trial_pool(settings: Settings, rules: EngineRules, layout: CacheLayout) -> i
     Not made with ``--kv-cache-memory-bytes``, which skips the profile.
     """
     sizes = settings.cudagraph_capture_sizes
-    if not rules.graph_profiler or not sizes or settings.kv_cache_memory_bytes is not None:
+    if not profiled(settings, rules) or not sizes or settings.kv_cache_memory_bytes is not None:
         return 0
     blocks = max(sizes)
     if rules.graph_pool_blocks.startswith("smaller"):

@@ -11,7 +11,15 @@ import math
 from msgspec import Struct, structs
 
 from loadmaster.core import graphs
-from loadmaster.core.activations import Load, Replay, encoded_at_once, language_of, matrix_workspace, replay
+from loadmaster.core.activations import (
+    Load,
+    Replay,
+    encoded_at_once,
+    language_of,
+    matrix_workspace,
+    replay,
+    token_counts,
+)
 from loadmaster.core.architectures import family_of
 from loadmaster.core.calibration import constant
 from loadmaster.core.enginerules import EngineRules
@@ -84,15 +92,17 @@ def rank_memory(
     estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types, group)
     slack = constant("load_slack").amount()
     growth = constant(f"growth_{graphs.kind_of(group)}_{kind}").amount()
-    if taken is not None and rules.graph_profiler and settings.kv_cache_memory_bytes is None:
+    if taken is not None and graphs.profiled(settings, rules) and settings.kv_cache_memory_bytes is None:
         growth = _add(growth, constant(f"growth_graph_trial_{graphs.kind_of(group)}").amount(), growth.note)
     if rules.note is not None:
         slack = _add(slack, constant("unknown_rules").amount(), slack.note)
         slack = Amount(slack.bytes, max(0, slack.low), slack.high, slack.basis, slack.note)
     profile, phase = _profile(found, load)
     requested = math.ceil(gpu.total_bytes * settings.gpu_memory_utilization)
-    left, full, light = _left(settings, rules, requested, weights, slack, growth, profile, estimate)
-    buffers = found.persistent
+    counts = token_counts(load.language, settings.max_num_seqs) if load.second_runner and load.samples else 0
+    consumed = Amount(slack.bytes + counts, slack.low + counts, slack.high + counts, slack.basis)
+    left, full, light = _left(settings, rules, requested, weights, consumed, growth, profile, estimate)
+    buffers = found.persistent + counts
     if taken is not None:
         # Matrix kernels get a workspace for each of the two streams that graphs are captured on.
         buffers += 2 * load.matrix_workspace
@@ -166,7 +176,8 @@ def _load(
             items = profile.items
             if data_mode:  # whole pictures are dealt out to the ranks
                 items = items // split + (weights.tensor_rank < items % split)
-            if not settings.skip_mm_profiling:
+            unseen = settings.second_model_runner and not rules.second_runner_profiles_pictures
+            if not settings.skip_mm_profiling and not unseen:
                 profiled = pictures.patches(profile.tokens * items)
         if images is not None and images.largest_tokens:
             budget = profile.budget if profile is not None else images.largest_tokens
@@ -176,6 +187,7 @@ def _load(
         tower=tower,
         profile_patches=profiled,
         serving_patches=serving,
+        second_runner=settings.second_model_runner,
         expert_reduction=_packs_experts(model) and language.experts > 0,
         tokens=settings.max_num_batched_tokens,
         rows=min(settings.max_num_seqs, settings.max_num_batched_tokens),
@@ -198,7 +210,14 @@ def _profile(found: Replay, load: Load) -> tuple[Amount, str]:
     phases = {"vision": found.vision_peak, "language": found.language_peak, "sampler": found.sampler_peak}
     phase = max(phases, key=lambda name: phases[name])
     known = load.language.known and (phase != "vision" or load.tower is None or load.tower.known)
-    return _scaled(found.profile_peak, known, f"highest in the profile, while the {phase} runs"), phase
+    amount = _scaled(found.profile_peak, known, f"highest in the profile, while the {phase} runs")
+    if load.second_runner and load.samples:
+        each = constant("second_runner_sampling")
+        logits = load.rows * load.language.vocabulary
+        low = max(found.vision_peak, found.language_peak, int(found.sampler_peak - (each.value - each.low) * logits))
+        high = int(found.sampler_peak + (each.high - each.value) * logits)
+        amount = Amount(amount.bytes, min(amount.low, low), max(amount.high, high), "measured", amount.note)
+    return amount, phase
 
 
 def _scaled(size: int, known: bool, note: str) -> Amount:
@@ -241,18 +260,21 @@ def _left(
     rules: EngineRules,
     requested: int,
     weights: RankWeights,
-    slack: Amount,
+    consumed: Amount,
     growth: Amount,
     profile: Amount,
     estimate: Amount,
 ) -> tuple[Amount, int, int]:
-    """What the budget leaves for the cache; and the same when all else is at its high, or at its low."""
+    """What the budget leaves for the cache; and the same when all else is at its high, or at its low.
+
+    ``consumed``: what only the driver's count of used memory sees, which not every version looks at.
+    """
     if settings.kv_cache_memory_bytes is not None:
         given = settings.kv_cache_memory_bytes
         return Amount.exact(given, note="--kv-cache-memory-bytes"), given, given
     parts = [*weights.components.values(), growth, profile]
     if rules.budget == "consumed":
-        parts.append(slack)
+        parts.append(consumed)
     used, low, high = (sum(getattr(part, side) for part in parts) for side in ("bytes", "low", "high"))
     left = Amount(
         requested - used - estimate.bytes,
@@ -264,7 +286,7 @@ def _left(
     full, light = requested - high - estimate.low, requested - low - estimate.high
     if rules.note is not None and rules.budget == "consumed":
         # Versions differ in whether the budget covers the slack: where it does not, the cache is that much larger.
-        full += slack.high
+        full += consumed.high
     return left, full, light
 
 

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadmaster.core import graphs
-from loadmaster.core.enginerules import EngineRules, batch_defaults, is_prefix_language_model, rules_for
+from loadmaster.core.enginerules import (
+    EngineRules,
+    batch_defaults,
+    is_prefix_language_model,
+    rules_for,
+    uses_second_runner,
+)
 from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LaunchArgs, ModelFacts, Origin, Setting, Settings
 from loadmaster.core.pictures import largest_picture_tokens
 
@@ -161,6 +167,7 @@ def effective_settings(
         attention_backend=_attention_backend(launch),
         gdn_prefill_backend=o.text("gdn_prefill_backend", "--gdn-prefill-backend", "auto") or "auto",
         video_pruning=float(o.number("video_pruning_rate", "--video-pruning-rate", 0.0, float)) > 0,
+        second_model_runner=uses_second_runner(rules, model, launch.env),
         expandable_segments=_expandable(launch.env),
         origins=o.seen,
     )
