@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from gguf_writer import (  # noqa: E402
+from tests.gguf_writer import (  # noqa: E402
     BF16,
     F32,
     IQ4_NL,
@@ -33,7 +33,7 @@ from gguf_writer import (  # noqa: E402
     text_model,
     write_gguf,
 )
-from llamacpp_engine import load, parameters, serve_pictures, sizes  # noqa: E402
+from tests.llamacpp_engine import load, parameters, serve_pictures, sizes  # noqa: E402
 from loadmaster.core import hostmemory  # noqa: E402
 from loadmaster.core.facts import Amount, EngineFacts, HostFacts, LaunchArgs  # noqa: E402
 from loadmaster.core.hostplan import make_host_plan  # noqa: E402

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from loadmaster import __version__
+from loadmaster.failure import Failure
 
 # name -> (module, what it does in one line); the module has a click command of the same name
 TABLE = {
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
     try:
         commands.main(list(arguments) if arguments is not None else None, prog_name="loadmaster", standalone_mode=False)
-    except click.ClickException as error:
+    except (Failure, click.ClickException) as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

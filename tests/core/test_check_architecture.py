@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchcases import codes, dense, found, of, vision
+from tests.launchcases import codes, dense, found, of, vision
 from loadmaster.core.checks.architecture import has_class
 from loadmaster.core.facts import Finding, TensorGroup
 

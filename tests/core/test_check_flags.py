@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launchcases import codes, dense, found, launch_of, of
+from tests.launchcases import codes, dense, found, launch_of, of
 from loadmaster.core.checks.spelling import nearest
 from loadmaster.core.facts import Evidence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchcases import cards, codes, found
+from tests.launchcases import cards, codes, found
 
 H200 = {"count": 1, "gib": 139.8, "capability": (9, 0)}
 

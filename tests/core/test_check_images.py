@@ -6,7 +6,7 @@ import json
 
 from msgspec.structs import replace
 
-from launchcases import codes, dense, found, of, vision
+from tests.launchcases import codes, dense, found, of, vision
 from loadmaster.core.facts import VisionConfig
 
 SIZED = """--limit-mm-per-prompt '{"image": {"count": 4, "width": 512, "height": 512}}'"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchcases import GpuProcess, cards, codes, dense, found, launch_of, of
+from tests.launchcases import GpuProcess, cards, codes, dense, found, launch_of, of
 from loadmaster.core.facts import GIB, MIB, HostFacts
 
 

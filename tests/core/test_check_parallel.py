@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from launchcases import cards, codes, dense, found, hybrid, launch_of, of, vision
+from tests.launchcases import cards, codes, dense, found, hybrid, launch_of, of, vision
 from loadmaster.core.checks.case import device_count
 
 

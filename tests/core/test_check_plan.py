@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launchcases import cards, codes, dense, found, hybrid, moe, of, vision
+from tests.launchcases import cards, codes, dense, found, hybrid, moe, of, vision
 from loadmaster.core.check import check_launch
 from loadmaster.core.checks.catalogue import codes as all_codes
 from loadmaster.core.checks.catalogue import order

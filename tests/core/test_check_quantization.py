@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchcases import cards, codes, dense, found, moe, of, vision
+from tests.launchcases import cards, codes, dense, found, moe, of, vision
 from loadmaster.core.facts import Quantization
 
 AWQ = Quantization(method="awq", bits=4, group_size=128, zero_point=True, label="awq w4 g128")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-import gguf_writer as writer
-import llamacpp_engine
+from tests import gguf_writer as writer
+from tests import llamacpp_engine
 from loadmaster.core import hostmemory
 from loadmaster.core.facts import GIB, MIB, EngineFacts, HostFacts, LaunchArgs, LoadSheet, ModelFacts, TextConfig
 from loadmaster.core.ggufconfig import ggml_types, group_tensors, processor, text_config, vision_config

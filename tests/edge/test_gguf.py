@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import gguf_writer as writer
+from tests import gguf_writer as writer
 from loadmaster.core.facts import ModelFacts
 from loadmaster.core.ggufconfig import ggml_types, template
 from loadmaster.edge.gguf import find_projector, read_gguf

@@ -7,7 +7,7 @@ version of loadmaster always returns the same tables.
 from __future__ import annotations
 
 import tomllib
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -18,13 +18,13 @@ def _read(name: str) -> bytes:
     return resources.files("loadmaster.core.data").joinpath(name).read_bytes()
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_toml(name: str) -> dict[str, Any]:
     """The TOML table ``core/data/NAME``. Callers must not change what they get."""
     return tomllib.loads(_read(name).decode("utf-8"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_json(name: str) -> dict[str, Any]:
     """The JSON table ``core/data/NAME``. Callers must not change what they get."""
     table: dict[str, Any] = msgspec.json.decode(_read(name))

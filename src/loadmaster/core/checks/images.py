@@ -89,7 +89,7 @@ def _profile(case: LaunchCase) -> Iterator[Finding]:
         given = limits.get(modality)
         if not isinstance(given, dict) or given.get("count") == 0:
             continue
-        sides = [side for side in (given.get("width"), given.get("height")) if _whole(side)]
+        sides = [side for side in (given.get("width"), given.get("height")) if isinstance(side, int) and _whole(side)]
         if not sides:
             continue
         width, height = sides[0], sides[-1]
