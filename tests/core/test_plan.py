@@ -348,6 +348,16 @@ def test_the_trial_pool_by_version() -> None:
     assert "oom-cudagraph-profile-pool" not in {item.code for item in few.findings}
 
 
+def test_a_step_must_hold_a_block_in_older_versions() -> None:
+    flags = "--tensor-parallel-size 2 --enable-prefix-caching --max-num-batched-tokens 512 --max-num-seqs 16"
+    old = plan(MOE_35B, cards(24, 24), flags, "0.26.0")
+    assert old.fits is False
+    assert "batched-tokens-below-block" in {item.code for item in old.findings}
+    assert "batched-tokens-below-block" not in {
+        item.code for item in plan(MOE_35B, cards(24, 24), flags, "0.27.0").findings
+    }
+
+
 def test_graphs_take_memory_and_eager_mode_does_not() -> None:
     graphs = plan(MOE_35B, cards(24, 24), "--tensor-parallel-size 2")
     eager = plan(MOE_35B, cards(24, 24), "--tensor-parallel-size 2 --enforce-eager")

@@ -36,6 +36,7 @@ _SIDES = (4096, 3584, 3072, 2560, 2048, 1792, 1536, 1280, 1024, 768, 512, 384, 2
 _FLOORS = ((16, 2048**2), (4, 1024**2), (1, 256**2))  # sequences and pixels that each round insists on
 _LENGTH_STEP = 1024
 _SHORTEST = 2048
+_SMALL_BATCH = 2048  # the engine's own choice for small cards
 _LONG_ENOUGH = 8192  # a context from which on it is not worth giving up sequences or pixels for more
 
 Flags = Mapping[str, Any]
@@ -465,6 +466,8 @@ def _single_changes(case: _Case, plan: Plan, sheet: LoadSheet) -> Iterator[tuple
     for count in (64, 16, 4):
         if count < settings.max_num_seqs:
             yield {"--max-num-seqs": count}, f"at most {count} sequences at once"
+    if settings.max_num_batched_tokens > _SMALL_BATCH:
+        yield {"--max-num-batched-tokens": _SMALL_BATCH}, f"steps of at most {_SMALL_BATCH:,} tokens"
     if settings.max_model_len is not None:
         longest = _longest_in(plan)
         if _SHORTEST <= longest < settings.max_model_len:

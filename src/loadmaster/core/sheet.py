@@ -41,8 +41,7 @@ PEAKS = ("start", "steady", "serving")
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """All that a plan was made from; the load sheet is drawn from it. ``cache_bytes``: what the cache takes,
-    expected, when everything else is at its high, and when it is at its low."""
+    """All that a plan was made from; the load sheet is drawn from it."""
 
     model: ModelFacts
     gpus: tuple[GpuFacts, ...]

@@ -26,6 +26,7 @@ def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
         *(_free_memory_fits(rank, plan) for rank in plan.ranks),
         _request_fits(plan),
         _state_blocks_fit(plan),
+        _block_fits_batch(plan),
     ]
     if any(answer is False for answer in answers):
         return False
@@ -41,6 +42,11 @@ def findings_of(plan: Plan, loads: Sequence[GpuLoad]) -> tuple[Finding, ...]:
             worst.setdefault(item.code, item)
     found += worst.values()
     found += _cache_findings(plan)
+    if not _block_fits_batch(plan):
+        block, tokens = plan.layouts[0].block_tokens, plan.settings.max_num_batched_tokens
+        cause = f"A block of the cache is {block:,} tokens long, a step has room for {tokens:,}."
+        fixes = [Fix("a step of one block", argv=("--max-num-batched-tokens", str(block)))]
+        found.append(finding("batched-tokens-below-block", cause, fixes=fixes))
     found += _picture_findings(plan)
     return order(found)
 
@@ -106,6 +112,13 @@ def _state_blocks_fit(plan: Plan) -> bool | None:
     if not hybrid or cache is None or cache.blocks is None or not plan.settings.cudagraph_mode.startswith("FULL"):
         return True
     return cache.blocks >= plan.settings.max_num_seqs
+
+
+def _block_fits_batch(plan: Plan) -> bool:
+    """Whether a step has room for a block of state; older versions refuse to start without."""
+    if not plan.rules.align_within_batch or plan.settings.mamba_cache_mode != "align" or not plan.layouts:
+        return True
+    return plan.layouts[0].block_tokens <= plan.settings.max_num_batched_tokens
 
 
 # ------------------------------------------------------------------------------------------------ findings
