@@ -485,3 +485,17 @@ def test_deep_nesting_is_no_traceback(name: str, depth: int, tmp_path: Path) -> 
     (model / name).write_text(f'{text}, "deep": {"[" * depth}{"]" * depth}}}')
     facts = read_model(str(model))
     assert len(facts.findings) == (depth > 1000)
+
+
+def test_what_a_file_says_cannot_write_to_the_terminal(model: Path) -> None:
+    def add(index: dict[str, Any]) -> None:
+        index["weight_map"]["evil\x1b[2J"] = "\x1b]0;x\x07.safetensors"
+
+    edit(model / "model.safetensors.index.json", add)
+    edit(model / "config.json", lambda config: config.update(architectures=["A\x1b[31m"], model_type="\x1b[2J"))
+    facts = read_model(str(model))
+    assert facts.architecture is None
+    assert facts.model_type is None
+    assert "weights-missing-shard" in codes(facts)
+    assert "\x1b" not in repr([(f.title, f.evidence, f.fixes) for f in facts.findings]).replace("\\x1b", "")
+    assert all(item.text.isprintable() for finding in facts.findings for item in finding.evidence)

@@ -226,7 +226,8 @@ class ModelFile(Struct, frozen=True, kw_only=True):
     name: str
     bytes: int
     kind: str  # "weights", "index", "config", "tokenizer", "processor", "template", "code", "leftover", "other"
-    # "ok", "missing", "truncated", "lfs-pointer", "header-invalid", "leftover", "not-indexed", "hash-mismatch"
+    # "ok", "missing", "truncated", "lfs-pointer", "header-invalid", "unreadable", "leftover", "not-indexed",
+    # "hash-mismatch"
     status: str = "ok"
     tensors: int | None = None
     # the content was hashed and is (not) what the cache says; None: not hashed, or no hash is known

@@ -46,7 +46,7 @@ class BadFile(Struct, frozen=True):
 
 
 def _files(items: Sequence[BadFile]) -> tuple[Evidence, ...]:
-    shown = [Evidence(source="file", path=item.name, text=item.reason) for item in items[:_SHOWN]]
+    shown = [Evidence(source="file", path=shorten(item.name), text=item.reason) for item in items[:_SHOWN]]
     if len(items) > _SHOWN:
         shown.append(Evidence(source="file", text=f"and {len(items) - _SHOWN} more"))
     return tuple(shown)
@@ -86,6 +86,7 @@ def _count(number: int, noun: str) -> str:
 
 def download_fix(origin: Origin, names: Sequence[str], why: str | None = None, *, again: bool = False) -> Fix:
     """Fetches ``names``: a command when the repository is known, else the names. ``again``: over a damaged copy."""
+    names = [shorten(name) for name in names]
     shown = list(names[:_SHOWN])
     listed = ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
     if origin.repository is None:
@@ -116,6 +117,7 @@ _SHARD_CODES: dict[str, tuple[str, str, str]] = {
         "cut short or damaged",
         "The download or copy ended early; the engine says MetadataIncompleteBuffer",
     ),
+    "unreadable": ("header-invalid", "cannot be read", "Permissions, or an error of the disk or the network"),
     "header-invalid": (
         "header-invalid",
         "without a readable safetensors header",
@@ -127,8 +129,10 @@ _SHARD_CODES: dict[str, tuple[str, str, str]] = {
 def bad_shards(status: str, files: Sequence[BadFile], origin: Origin) -> Finding:
     """Weight files with ``status`` ``lfs-pointer``, ``truncated`` or ``header-invalid``."""
     code, what, cause = _SHARD_CODES[status]
-    names = [item.name for item in files]
+    names = [shorten(item.name) for item in files]
     fixes = [download_fix(origin, names, again=True)]
+    if status == "unreadable":
+        fixes = [Fix(why="Make the file readable for this user, or fetch it again")]
     if status == "lfs-pointer":
         where = f" -C {shlex.quote(origin.directory)}" if origin.directory else ""
         fixes.insert(0, Fix(why="Fetches the large files of a clone", command=f"git{where} lfs pull"))
@@ -154,7 +158,7 @@ def missing_shards(
         BadFile(name, f"named by {said_by}" + (f" for {_count(tensors, 'tensor')}" if tensors else "") + ", not there")
         for name, tensors in missing.items()
     ]
-    names = list(missing)
+    names = [shorten(name) for name in missing]
     return Finding(
         code="weights-missing-shard",
         severity="error",

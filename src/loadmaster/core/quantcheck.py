@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from loadmaster.core.facts import Evidence, Finding, Fix, Quantization, Severity, TextConfig
 from loadmaster.core.parts import Module
 from loadmaster.core.tables import load_toml
-from loadmaster.core.tensorheaders import layer_pattern
+from loadmaster.core.tensorheaders import layer_pattern, shorten
 
 _SHOWN = 6
 _MATCHING_TOOL = Fix(why="Use a checkpoint whose configuration was written by the tool that wrote its tensors")
@@ -115,7 +115,7 @@ def _finding(
     confidence_likely: bool = False,
 ) -> Finding:
     lines = list(lines)
-    shown = [Evidence(source="file", text=line) for line in lines[:_SHOWN]]
+    shown = [Evidence(source="file", text=shorten(line)) for line in lines[:_SHOWN]]
     if len(lines) > _SHOWN:
         shown.append(Evidence(source="file", text=f"and {len(lines) - _SHOWN} more"))
     return Finding(

@@ -49,7 +49,7 @@ class RawObject:
         return self.take((field,), lambda value: value if isinstance(value, bool) else None, field)
 
     def text(self, field: str) -> str | None:
-        return self.take((field,), lambda value: value if isinstance(value, str) else None, field)
+        return self.take((field,), word, field)
 
     def integers(self, *names: str, low: int = 0, high: int = 1 << 20) -> tuple[int, ...]:
         def convert(value: Any) -> tuple[int, ...] | None:
@@ -59,6 +59,11 @@ class RawObject:
             return None if None in numbers else tuple(number for number in numbers if number is not None)
 
         return self.take(names, convert, names[0]) or ()
+
+
+def word(value: Any) -> str | None:
+    """A name: printable, since it will be shown, and of bearable length."""
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= 200 else None
 
 
 def integer(value: Any, low: int, high: int) -> int | None:

@@ -9,6 +9,7 @@ the end of the JSON).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -140,8 +141,6 @@ def _parse_slowly(raw: bytes) -> tuple[dict[str, AnyTensorHeader], list[str]]:
 
 def _repeated_keys(raw: bytes) -> tuple[str, ...]:
     """Names that occur more than once in an object; JSON parsers keep the last silently."""
-    import json
-
     repeated: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> int:

@@ -118,8 +118,8 @@ class _Reader:
             self.bad.setdefault(error.status, []).append(BadFile(name, error.reason))
             return
         except ReadError as error:
-            self._mark(name, size, "header-invalid")
-            self.bad.setdefault("header-invalid", []).append(BadFile(name, str(error)))
+            self._mark(name, size, "unreadable")
+            self.bad.setdefault("unreadable", []).append(BadFile(name, str(error)))
             return
         self.headers_read += 1
         tensors = header.tensors
@@ -174,7 +174,7 @@ class _Reader:
             total = self.index.total_size if self.index is not None else None
             missing_bytes = total - self.data_bytes if total is not None and not self.bad else None
             found.append(say.missing_shards(absent, said_by, missing_bytes, origin))
-        for status in ("lfs-pointer", "truncated", "header-invalid"):
+        for status in ("lfs-pointer", "truncated", "header-invalid", "unreadable"):
             if status in self.bad:
                 found.append(say.bad_shards(status, self.bad[status], origin))
         if self.overlaps:

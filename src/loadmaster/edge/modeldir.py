@@ -13,6 +13,7 @@ from loadmaster.core.facts import Finding, ModelFacts, ModelFile, TensorGroup, T
 from loadmaster.core.integrity import LEFTOVER_SUFFIXES, leftovers, no_weights
 from loadmaster.core.quantcheck import quantization_findings, structure_findings
 from loadmaster.core.quantization import quantization
+from loadmaster.core.rawobject import word
 from loadmaster.edge import sidefiles
 from loadmaster.edge.hashes import Progress, verify_content
 from loadmaster.edge.integrity import WeightIndex, WeightReport, index_name, read_index, read_weights
@@ -61,6 +62,8 @@ def read_source(source: ModelSource) -> ModelFacts:
             findings.append(sidefiles.bad_index(source, index_file, str(error)))
     report = read_weights(source, index, index_file)
     if side.config is None and not report.files:
+        if any(name.endswith(".gguf") for name in source.files):
+            raise ModelError(f"{source.label} holds GGUF files only", "Download one of them and give its path")
         raise ModelError(
             f"{source.label}: neither config.json nor weights", "Give the directory that holds config.json"
         )
@@ -95,13 +98,12 @@ def _facts(
     findings += modelconfig.config_findings(config, side.preprocessor, side.video_preprocessor, problems)
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
-    model_type = config.get("model_type")
     return ModelFacts(
         name=source.label,
         path=source.origin.directory,
         format="safetensors" if report.headers_read else "config",
-        architecture=first if isinstance(first, str) else None,
-        model_type=model_type if isinstance(model_type, str) else None,
+        architecture=word(first),
+        model_type=word(config.get("model_type")),
         text=text,
         vision=modelconfig.vision_config(config),
         processor=modelconfig.processor(side.preprocessor, side.video_preprocessor, config),
