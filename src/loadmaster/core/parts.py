@@ -241,12 +241,13 @@ def _compressed(
         group = columns * 2 // _matrix(scale.shape)[1] if scale is not None and _matrix(scale.shape)[1] else None
         words = f"{kind} g{group}" if group else kind
         return Module(name, part, weight, companions, words, prod(weight.shape) * 2, 4, group, "packed-float")
-    bits = declared.bits
-    if bits is None or bits not in (2, 3, 4, 8):
-        parameters = prod(weight.shape)
-        return Module(name, part, weight, companions, "packed integers", parameters, None, None, "packed-integer")
-    width = columns * 32 // bits
     groups = _matrix(scale.shape)[1] if scale is not None else 0
+    bits = _packed_bits(declared, 32 * columns // groups if groups > 1 else None)
+    if bits is None:
+        return Module(
+            name, part, weight, companions, "packed integers", prod(weight.shape), None, None, "packed-integer"
+        )
+    width = columns * 32 // bits
     group = width // groups if groups > 1 else None
     words = f"w{bits}" + (f" g{group}" if group else " per channel" if scale is not None else " without scales")
     if ".weight_zero_point" in beside:
@@ -254,6 +255,26 @@ def _compressed(
     return Module(
         name, part, weight, companions, words, rows * width * _leading(weight.shape), bits, group, "packed-integer"
     )
+
+
+def _packed_bits(declared: Quantization, group_bits: int | None) -> int | None:
+    """The width of packed integers. Shapes give bits x group size; the declared schemes tell which product it is."""
+    groups = (declared.declared or {}).get("config_groups")
+    schemes = (
+        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    widths = []
+    for scheme in schemes:
+        if isinstance(scheme, dict) and scheme.get("num_bits") in (2, 4, 8) and scheme.get("type", "int") == "int":
+            size = scheme.get("group_size")
+            if group_bits is not None and isinstance(size, int) and scheme["num_bits"] * size == group_bits:
+                return int(scheme["num_bits"])
+            widths.append(int(scheme["num_bits"]))
+    if widths:
+        return widths[0]
+    return declared.bits if declared.bits in (2, 4, 8) else None
 
 
 def _leading(shape: Sequence[int]) -> int:
