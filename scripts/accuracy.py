@@ -11,8 +11,10 @@ record's own cards, version and flags, and compared. Comparisons:
 - KV available: the plan's figure against "Available KV cache memory".
 - KV tokens: the cache is forced to the logged size, which the log rounds to 0.01 GiB; the logged count must
   lie between the answers for half a digit less and half a digit more.
-- peak: the highest NVML reading against the serving peak, with the context that the machine had before the
-  engine's first allocation in place of the planned one (it belongs to machine and driver).
+- peak: the highest NVML reading against the serving peak, with what the machine had in use before the
+  engine's first allocation in place of the planned context (it belongs to machine and driver), and with what
+  the driver reserves, which NVML counts and CUDA does not. A run that did not send full concurrency, or
+  pictures of every size, may stay below its plan.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def records() -> list[dict[str, Any]]:
 
 def sheet_of(record: dict[str, Any], model: ModelFacts, extra: tuple[str, ...] = ()) -> LoadSheet:
     version = record["engine_version"]
-    launch = parse_argv(["vllm", "serve", model.name, *record["flags"], *extra], engine_version=version)
+    argv = ["vllm", "serve", model.name, *record["flags"], *extra]
+    launch = parse_argv(argv, engine_version=version, env=record["env"])
     return make_plan(model, parse_gpu_spec(record["gpus"]), launch, EngineFacts("vllm", version))
 
 
@@ -86,7 +89,8 @@ def compare(record: dict[str, Any], model: ModelFacts) -> Iterator[Row]:
         )
     if measured.get("largest_image_sent") and measured.get("nvml_peak_gib"):
         highest = max(value for values in measured["nvml_peak_gib"].values() for value in values)
-        before = measured.get("context_gib") or CONTEXT_GIB
+        # NVML counts what the driver reserves; CUDA, the engine and the plan do not
+        before = (measured["context_gib"] or CONTEXT_GIB) + measured["driver_reserved_gib"]
         planned = (
             max(
                 gpu.peak_bytes["serving"] - sum(c.bytes for c in gpu.components if c.name == "context")
@@ -99,7 +103,8 @@ def compare(record: dict[str, Any], model: ModelFacts) -> Iterator[Row]:
         yield name, "peak", f"{planned:.2f} GiB", f"{highest:.2f} GiB", f"{miss:+.2f} GiB", abs(miss) <= 0.5
 
 
-# Used on an H200 before the engine's first allocation (driver, CUDA context, NCCL), for runs that did not log it.
+# In use on each of two H200 before the engine's first allocation, as CUDA counts (context, NCCL, custom all-reduce),
+# for runs whose log did not show it; 1.92 and 1.94 GiB were logged.
 CONTEXT_GIB = 1.94
 
 
