@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,8 @@ PREFIX = "LOADMASTER_"
 _NOT_OVERRIDDEN = ("schema", "name")
 _OTHER_VARIABLES = ("LOADMASTER_HOME", RUN_VARIABLE)
 DEFAULT = "default"
+# The standard library's parser takes time squared for keys of many parts; no setting has more than three.
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*+\.[ \t]*+){64}""")
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -89,9 +92,7 @@ def read_deployment(path: Path, environment: Mapping[str, str] | None = None) ->
     try:
         raw, migrated_from = _current(_parse(path, text))
     except SchemaError as error:
-        raise ConfigError(
-            f"{path}: {error}", "update loadmaster, or write the file anew with loadmaster init"
-        ) from None
+        raise ConfigError(f"{path}: {error}", error.hint) from None
     lines = key_lines(text)
     origins = dict.fromkeys(setting_keys(), DEFAULT)
     for key in _given(raw):
@@ -157,6 +158,9 @@ def _text(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
+    long_key = _LONG_KEY.search(text)
+    if long_key is not None:
+        raise ConfigError(f"{path}: line {text.count(chr(10), 0, long_key.start()) + 1}: a key of too many parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -194,7 +198,7 @@ def _placed(path: Path, key: str, sentence: str, origins: Mapping[str, str], lin
     origin = origins.get(key, "")
     if origin.startswith("environment "):
         return f"{origin}: {sentence}"
-    line = line_of(tuple(key.split(".")), lines)
+    line = line_of(tuple(key.split("[", 1)[0].split(".")), lines)  # the list itself, for one of its items
     return f"{path}: {f'line {line}: ' if line is not None else ''}{sentence}"
 
 

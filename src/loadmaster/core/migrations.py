@@ -18,7 +18,11 @@ FIRST = 1
 
 
 class SchemaError(Exception):
-    """The file's schema cannot be read by this release; the message says why."""
+    """The file's schema cannot be read by this release; the message says why, ``hint`` what to do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def schema_of(raw: Mapping[str, Any]) -> int:
@@ -36,7 +40,7 @@ def migrate(
     steps = MIGRATIONS if migrations is None else migrations
     schema = schema_of(raw)
     if schema > newest:
-        raise SchemaError(f"schema: the file has {schema}, this release reads up to {newest}")
+        raise SchemaError(f"schema: the file has {schema}, this release reads up to {newest}", "update loadmaster")
     result = dict(raw)
     for number in range(schema, newest):
         if number not in steps:
