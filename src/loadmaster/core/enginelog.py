@@ -67,7 +67,11 @@ def grammar(name: str) -> Grammar:
 
 
 class LogReader:
-    """Reads one run's log. ``reached``: the latest phase. ``cause``: the first failure that names a cause."""
+    """Reads one run's log.
+
+    ``reached``: the latest phase. ``cause``: the first failure that names a cause; ``weak_cause``: the first that
+    only says that something died. ``cause_line``: the line that showed the one or the other.
+    """
 
     def __init__(self, name: str) -> None:
         self._grammar = grammar(name)
@@ -76,6 +80,7 @@ class LogReader:
         self.reached: str | None = None
         self.cause: str | None = None
         self.weak_cause: str | None = None
+        self.cause_line: str | None = None
 
     def phase(self, line: str) -> str | None:
         """The phase that this line begins; workers that lag behind begin none again."""
@@ -94,17 +99,24 @@ class LogReader:
         """The code that this line shows."""
         text = _plain(line)
         frames = self._traceback(text)
-        return self._memory(text, frames) or self._known(text)
+        code, weak = self._memory(text, frames), False
+        if code is None:
+            code, weak = self._known(text)
+        if code is not None:
+            self._remember(code, weak, text)
+        return code
 
-    def _known(self, text: str) -> str | None:
+    def _remember(self, code: str, weak: bool, text: str) -> None:
+        if weak and self.cause is None and self.weak_cause is None:
+            self.weak_cause, self.cause_line = code, text.strip()
+        elif not weak and self.cause is None:
+            self.cause, self.cause_line = code, text.strip()
+
+    def _known(self, text: str) -> tuple[str | None, bool]:
         for failure in self._grammar.failure:
             if any(part in text for part in failure.texts):
-                if failure.weak:
-                    self.weak_cause = self.weak_cause or failure.code
-                else:
-                    self.cause = self.cause or failure.code
-                return failure.code
-        return None
+                return failure.code, failure.weak
+        return None, False
 
     def _memory(self, text: str, frames: deque[str]) -> str | None:
         if not any(part in text for part in self._grammar.out_of_memory):
@@ -113,7 +125,6 @@ class LogReader:
             if rule.phases and (self.reached or "") not in rule.phases:
                 continue
             if all(_any_in(parts, frames) for parts in (rule.frames, rule.under) if parts):
-                self.cause = self.cause or rule.code
                 return rule.code
         return None
 
