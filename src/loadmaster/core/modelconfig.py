@@ -341,7 +341,7 @@ def _processor(
     stated = image.get("image_processor_type") or image.get("feature_extractor_type")
     name = stated if isinstance(stated, str) else implied[0] if implied else None
     entry = table["processor"].get(_class_name(name), {}) if name else {}
-    if preprocessor is None and model_type in table["published_processor"]:
+    if preprocessor is None and isinstance(model_type, str) and model_type in table["published_processor"]:
         published = table["published_processor"][model_type]
         source, image = "published with this model_type", {key: published[key] for key in ("min_pixels", "max_pixels")}
         entry = {**entry, **published}
