@@ -86,7 +86,7 @@ def test_spellings_of_an_unknown_version(text: str, flags: dict[str, Any]) -> No
 
 
 def test_the_dotted_parts_stand_for_json_that_comes_last() -> None:
-    assert parse('m --compilation-config \'{"mode": 3}\' -cc.x 1').flags == {"--compilation-config": {"x": 1}}
+    assert parse("m --compilation-config '{\"mode\": 3}' -cc.x 1").flags == {"--compilation-config": {"x": 1}}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_what_the_engine_would_refuse_is_said(text: str, version: str | None, pa
 
 
 def test_nothing_is_refused_of_a_good_command() -> None:
-    launch = parse("m -tp 2 --max-model-len 4k --limit-mm-per-prompt image=2 --port $PORT --enable-chunked-prefill True")
+    launch = parse(
+        "m -tp 2 --max-model-len 4k --limit-mm-per-prompt image=2 --port $PORT --enable-chunked-prefill True"
+    )
     assert launch.refused == ()
 
 

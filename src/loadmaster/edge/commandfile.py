@@ -143,7 +143,7 @@ def _read_yaml(text: str) -> Found | None:
                 found = read_settings(document)
                 break
     if found is None:
-        found = _in_strings(documents)
+        found = _in_strings([document for document in documents if isinstance(document, dict | list)])
     if found is not None:
         found.damage[:0] = damage
     return found

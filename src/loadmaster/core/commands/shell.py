@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from loadmaster.core.commands.found import MAX_DEPTH, CommandError
-from loadmaster.core.commands.parameters import MAX_VALUE, Variables, expand_parameter, joined
+from loadmaster.core.commands.parameters import MAX_VALUE, Variables, expand_parameter, expand_text, joined
 from loadmaster.core.facts import Evidence
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -156,7 +156,8 @@ class Shell:
             for word in words[1:]:
                 key, equals, value = word.partition("=")
                 if equals and _NAME.fullmatch(key):
-                    self.variables.assign(key, value, export)
+                    # "export A=1 B=$A": the text gives A, though a shell fills in all words first
+                    self.variables.assign(key, expand_text(value, self.variables, unquote=False), export)
                 elif export and _NAME.fullmatch(key) and key in self.variables.values:
                     self.variables.exported.add(key)
             return True

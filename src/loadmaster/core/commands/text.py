@@ -99,9 +99,13 @@ def _posix(shell: Shell) -> Found | None:
 def _from_launch_line(text: str) -> Found | None:
     """The launch again, read from the line that names it: what stands above may be prose with stray quotes."""
     lines = text.split("\n")
-    for number, line in enumerate(lines[:5000]):
+    tried = 0
+    for number, line in enumerate(lines):
         if not _LAUNCH_LINE.search(line) or line.lstrip().startswith("#"):
             continue
+        tried += 1
+        if tried > 4:
+            return None
         first = number
         while first and lines[first - 1].rstrip().endswith("\\"):
             first -= 1
@@ -188,7 +192,7 @@ def _uncommented(text: str) -> Found | None:
 
 def _listed_words(text: str) -> Found | None:
     """``["vllm", "serve", ...]``, ``CMD ["--model", ...]``."""
-    for match in re.finditer(r"\[\s*\"[^\]]*\]", text):
+    for match in list(re.finditer(r"\[\s*\"[^\]\[]*\]", text))[:50]:
         try:
             words = json.loads(re.sub(r",\s*\]$", "]", match.group()))
         except (ValueError, RecursionError):

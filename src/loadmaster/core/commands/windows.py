@@ -152,6 +152,8 @@ class Reading:
                 match = _POWERSHELL_VARIABLE.match(text, at)
                 if match:
                     current.append(self._dollars(match.group()))
+                    if len(current[-1]) > len(match.group()):
+                        current = [joined(current)]
                     at = match.end()
                 else:
                     current.append("$")
