@@ -71,7 +71,7 @@ def plan(
     """
     if not wanted and any(value is not None for value in (context, concurrency, max_image_pixels)):
         raise Failure("--context, --concurrency and --max-image-pixels are wishes for --recommend", "add --recommend")
-    facts = read_model(model, projector=projector)
+    facts = read_model(model, projector=projector, allow_known=True)
     facts_engine = engine_facts(engine, engine_version, facts)
     if facts_engine.name == "llamacpp":
         sheet = host_sheet(facts, gpu_spec, flags, facts_engine)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from loadmaster.failure import COULD_NOT_TELL, USAGE, Failure
 from loadmaster.terminal import progress
 
@@ -14,20 +16,28 @@ if TYPE_CHECKING:
     from loadmaster.core.facts import EngineFacts, Finding, GpuFacts, LaunchArgs, ModelFacts
 
 
-def read_model(name: str, *, projector: Path | None = None, hash_files: bool = False) -> ModelFacts:
-    from loadmaster.edge.modeldir import read_model
+def read_model(
+    name: str, *, projector: Path | None = None, hash_files: bool = False, allow_known: bool = False
+) -> ModelFacts:
+    """The model of that name. ``allow_known``: where its files cannot be had, what the table of public models says."""
+    from loadmaster.edge.modeldir import read_model as read_any
     from loadmaster.edge.source import ModelError
 
     try:
-        if name.lower().endswith(".gguf"):
+        if projector is not None:
             from loadmaster.edge.gguf import read_gguf
 
             return read_gguf(Path(name), projector)
-        if projector is not None:
-            raise Failure("--projector belongs to a GGUF file", f"{name} is none")
         with progress(hash_files, "hashing") as report:
-            return read_model(name, hash_files=hash_files, progress=report)
+            return read_any(name, hash_files=hash_files, progress=report)
     except ModelError as error:
+        if allow_known and "/" in name and not Path(name).expanduser().exists():
+            from loadmaster.core.knownmodels import known_model
+
+            known = known_model(name)
+            if known is not None:
+                click.echo(f"{error}; planning from the table of public models", err=True)
+                return known
         # a hub that could not be asked leaves the question open; anything else is a wrong name
         raise Failure(str(error), error.hint, COULD_NOT_TELL if error.code else USAGE) from None
 
