@@ -9,6 +9,7 @@ from pathlib import Path
 
 _MOST_AT_ONCE = 1 << 20
 _LONGEST_LINE = 64 * 1024
+_KNOWN_BYTES = 256
 
 
 class LogFile:
@@ -19,10 +20,13 @@ class LogFile:
         self._place = 0
         self._inode: int | None = None
         self._rest = b""
+        self._before = b""  # the last bytes that were read: they are gone when the file was cut and filled again
         if from_end:
-            with contextlib.suppress(OSError):
-                state = path.stat()
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                state = os.fstat(file.fileno())
                 self._place, self._inode = state.st_size, state.st_ino
+                file.seek(max(0, self._place - _KNOWN_BYTES))
+                self._before = file.read(_KNOWN_BYTES)
 
     def new_lines(self, *, last: bool = False) -> list[str]:
         """The whole lines since the last call, at most a MiB of them; call again until there are none.
@@ -32,13 +36,15 @@ class LogFile:
         try:
             with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())
-                if state.st_ino != self._inode or state.st_size < self._place:
-                    self._place, self._inode, self._rest = 0, state.st_ino, b""
-                file.seek(self._place)
+                file.seek(max(0, self._place - len(self._before)))
+                if state.st_ino != self._inode or file.read(len(self._before)) != self._before:
+                    self._place, self._inode, self._rest, self._before = 0, state.st_ino, b"", b""
+                    file.seek(0)
                 data = file.read(_MOST_AT_ONCE)
         except OSError:
             data = b""
         self._place += len(data)
+        self._before = (self._before + data)[-_KNOWN_BYTES:]
         # a progress bar writes over its line again and again
         *lines, self._rest = (self._rest + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")).split(b"\n")
         if len(self._rest) > _LONGEST_LINE or (last and not data and self._rest):
@@ -50,7 +56,8 @@ class LogFile:
 def rotate(path: Path, *, most_bytes: int, keep: int) -> bool:
     """Move a log that is over ``most_bytes`` to ``path.1`` (older ones to .2 and so on); True when it did.
 
-    The file itself is copied and cut, for its writer goes on writing to it; the writer has to append.
+    The file itself is copied and cut, for its writer goes on writing to it; the writer has to append. What a
+    :class:`LogFile` has not read by then it does not see.
     Raises OSError when the disk is full or the folder not writable.
     """
     try:
