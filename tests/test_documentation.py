@@ -22,7 +22,7 @@ def run_script(name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("script", ["docs_commands.py", "accuracy.py"])
+@pytest.mark.parametrize("script", ["docs_commands.py", "docs_load_sheet.py", "docs_failures.py", "accuracy.py"])
 def test_generated_pages_are_up_to_date(script: str) -> None:
     result = run_script(script)
     assert result.returncode == 0, f"run scripts/{script}\n{result.stdout}{result.stderr}"

@@ -251,7 +251,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     quantization_by_class: tuple[ClassQuantization, ...] = ()
     tensors: tuple[TensorGroup, ...] = ()
     parts: tuple[Part, ...] = ()
-    parameters: int | None = None  # stored parameters, quantised ones counted unpacked
+    parameters: int | None = None  # without prediction heads (MTP); quantised ones counted unpacked
     weight_bytes: int | None = None
     files: tuple[ModelFile, ...] = ()
     has_chat_template: bool | None = None

@@ -111,7 +111,7 @@ def _facts(
         quantization_by_class=parts.sum_classes(modules),
         tensors=report.groups,
         parts=summed,
-        parameters=sum(part.parameters for part in summed) if report.headers_read else None,
+        parameters=sum(part.parameters for part in summed if part.name != "mtp") if report.headers_read else None,
         weight_bytes=sum(group.total_bytes for group in report.groups) if report.headers_read else None,
         files=_files(source, report),
         has_chat_template=side.has_chat_template,

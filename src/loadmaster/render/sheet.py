@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from itertools import groupby
@@ -196,11 +197,15 @@ def _images(images: ImagePlan, width: int, paint: Paint) -> str:
 def _changes(changes: Sequence[Change], width: int, paint: Paint) -> str:
     lines = [paint("Changed", "bold")]
     for change in changes:
-        before = "not set" if change.from_ is None else str(change.from_)
-        after = "dropped" if change.to is None else str(change.to)
+        before = "not set" if change.from_ is None else _value(change.from_)
+        after = "dropped" if change.to is None else _value(change.to)
         lines.append(f"  {change.flag}: {before} -> {after}")
         lines += wrap(change.why, width, "      ")
     return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _verdict(sheet: LoadSheet, paint: Paint) -> str:

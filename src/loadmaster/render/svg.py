@@ -85,7 +85,7 @@ def _card(body: list[str], loads: list[GpuLoad], y: int) -> int:
         left, top = _MARGIN + (at % columns) * column, y + (at // columns) * _ROW
         body.append(f'<rect x="{left}" y="{top - 10}" width="11" height="11" fill="{_colour(component.name)}"/>')
         span = "" if component.low == component.high else f" ({bare_gib(component.low)}-{bare_gib(component.high)})"
-        body.append(_text(left + 17, top, f"{component.name} {bare_gib(component.bytes)}{span} {component.basis}", 12))
+        body.append(_text(left + 16, top, f"{component.name} {bare_gib(component.bytes)}{span} {component.basis}", 11))
     return y + -(-len(used) // columns) * _ROW
 
 
