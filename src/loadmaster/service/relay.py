@@ -1,0 +1,204 @@
+"""One request on its way to an engine and the answer on its way back.
+
+A stream passes event by event: whole events at once as they come, an unfinished one held until it is whole. So an
+engine that dies never leaves half an event, and every stream that is not finished ends with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from loadmaster.service.backends import Backend
+from loadmaster.service.errors import MESSAGES_ROUTE, RESPONSES_ROUTE, ApiError, engine_error, error_event
+from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE, LimitSettings
+
+MOST_EVENT_BYTES = 16 << 20
+MOST_ERROR_BYTES = 1 << 20
+_ONE_PIECE = 1 << 20
+
+# What the last event of a whole stream holds.
+_ENDS: dict[str, tuple[bytes, ...]] = {
+    CHAT_ROUTE: (b"[DONE]", b'"error"'),
+    COMPLETIONS_ROUTE: (b"[DONE]", b'"error"'),
+    RESPONSES_ROUTE: (b"response.completed", b"response.failed", b"response.incomplete", b"[DONE]", b'"error"'),
+    MESSAGES_ROUTE: (b"message_stop", b"[DONE]", b'"error"'),
+}
+_EVENT_HEADS = (b"data", b"event", b"id", b"retry", b":")
+
+
+class NotConnectedError(Exception):
+    """The engine did not take the connection; nothing was sent."""
+
+
+class Flight:
+    """A request that is being answered, for those who may have to end it from outside."""
+
+    def __init__(self, task: asyncio.Task[object], request: web.BaseRequest, name: str) -> None:
+        self.task = task
+        self.request = request
+        self.name = name
+        self.stopped: ApiError | None = None
+        self.writing_since: float | None = None
+        self.first_byte_at: float | None = None
+        self.bytes_out = 0
+        self.broken = False
+
+    def stop(self, why: ApiError) -> None:
+        if self.stopped is None:
+            self.stopped = why
+            self.task.cancel()
+
+
+def _died(why: str) -> ApiError:
+    return ApiError(503, "engine_down", f"the engine broke off: {why}", retry_after=5)
+
+
+def _garbage(what: str) -> ApiError:
+    return ApiError(502, "engine_garbage", f"the engine answered {what}")
+
+
+def fault(error: Exception) -> ApiError:
+    """What a failure of the connection to the engine means to the client."""
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "engine_silent", "the engine was silent for too long")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return _garbage("with something that is not HTTP")
+    return _died("its connection closed")
+
+
+async def relay(
+    session: aiohttp.ClientSession,
+    backend: Backend,
+    route: str,
+    content: bytes,
+    flight: Flight,
+    headers: dict[str, str],
+    limits: LimitSettings,
+) -> web.StreamResponse:
+    """Send ``content`` to the engine and its answer to the client.
+
+    Raises :class:`NotConnectedError` when nothing was sent, :class:`ApiError` when nothing was answered.
+    """
+    loop = asyncio.get_running_loop()
+    sent = backend.headers() | {"Content-Type": "application/json", "X-Request-Id": flight.name}
+    data = content if len(content) < _ONE_PIECE else io.BytesIO(content)
+    try:
+        answer = await session.post(backend.url + route, data=data, headers=sent, allow_redirects=False)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise NotConnectedError from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        backend.look.set()
+        raise fault(error) from error
+    async with answer:
+        kind = answer.content_type
+        if answer.status == 200 and kind == "text/event-stream":
+            return await _stream(answer, backend, route, flight, headers)
+        try:
+            body = await _read(answer, limits.max_answer_bytes if answer.status < 400 else MOST_ERROR_BYTES)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            backend.look.set()
+            raise fault(error) from error
+        if answer.status >= 400:
+            if answer.status in (401, 403):
+                raise ApiError(502, "engine_refuses_gateway", "the engine does not accept the gateway's key")
+            wait = answer.headers.get("Retry-After", "")
+            if wait.isascii() and wait.isdigit():
+                headers = headers | {"Retry-After": wait[:6]}
+            return _whole(answer.status, engine_error(answer.status, bytes(body), kind, route), headers, flight)
+        if answer.status != 200:
+            raise _garbage(f"with status {answer.status}")
+        if kind != "application/json":
+            raise _garbage(f"with {kind[:60]} instead of JSON")
+        try:
+            msgspec.json.decode(body, type=msgspec.Raw)
+        except (msgspec.MsgspecError, RecursionError):
+            raise _garbage("with damaged JSON") from None
+        backend.answered_at = loop.time()
+        return _whole(200, bytes(body), headers, flight)
+
+
+def _whole(status: int, body: bytes, headers: dict[str, str], flight: Flight) -> web.Response:
+    flight.first_byte_at = asyncio.get_running_loop().time()
+    flight.bytes_out = len(body)
+    return web.Response(status=status, body=body, headers=headers, content_type="application/json")
+
+
+async def _read(answer: aiohttp.ClientResponse, most: int) -> bytearray:
+    body = bytearray()
+    while part := await answer.content.readany():
+        body += part
+        if len(body) > most:
+            raise _garbage(f"with more than {most:,} bytes")
+    return body
+
+
+def events_end(part: bytes | bytearray) -> int:
+    """Where the last whole event of the bytes ends; 0 when none does."""
+    end = part.rfind(b"\n\n") + 2
+    other = part.rfind(b"\r\n\r\n") + 4
+    return max(end if end > 1 else 0, other if other > 3 else 0)
+
+
+async def _stream(
+    answer: aiohttp.ClientResponse, backend: Backend, route: str, flight: Flight, headers: dict[str, str]
+) -> web.StreamResponse:
+    loop = asyncio.get_running_loop()
+    response = web.StreamResponse(
+        headers=headers | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+    response.headers["X-Accel-Buffering"] = "no"
+    read = answer.content.readany
+    held = bytearray()
+    last: bytes | bytearray = b""
+    problem: ApiError | None = None
+    try:
+        while True:
+            try:
+                part: bytes | bytearray = await read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                problem = fault(error)
+                break
+            if not part:
+                if held or not any(mark in last for mark in _ENDS.get(route, ())):
+                    problem = _died("its stream ended too early")
+                break
+            if held or not part.endswith(b"\n\n"):
+                held += part
+                end = events_end(held)
+                if not end:
+                    if len(held) > MOST_EVENT_BYTES:
+                        problem = _garbage("with an event without an end")
+                        break
+                    continue
+                part = held[:end]
+                del held[:end]
+            now = loop.time()
+            if flight.first_byte_at is None:
+                if not part.lstrip(b"\r\n\xef\xbb\xbf").startswith(_EVENT_HEADS):
+                    problem = _garbage("with something that is no event stream")
+                    break
+                flight.first_byte_at = now
+                await response.prepare(flight.request)
+            backend.answered_at = flight.writing_since = now
+            await response.write(part)
+            flight.writing_since = None
+            flight.bytes_out += len(part)
+            last = part
+    except asyncio.CancelledError:
+        if flight.stopped is None or not response.prepared or flight.writing_since is not None:
+            raise
+        flight.task.uncancel()
+        problem = flight.stopped
+    if problem is not None:
+        flight.broken = True
+        backend.look.set()
+        if not response.prepared:
+            raise problem
+        await response.write(error_event(problem, route))
+    await response.write_eof()
+    return response
