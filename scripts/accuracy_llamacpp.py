@@ -18,6 +18,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from loadmaster.core import hostmemory  # noqa: E402
+from loadmaster.core.facts import Amount, EngineFacts, HostFacts, LaunchArgs  # noqa: E402
+from loadmaster.core.hostplan import make_host_plan  # noqa: E402
+from loadmaster.core.hostsettings import host_settings, parse_flags  # noqa: E402
+from loadmaster.edge.gguf import read_gguf  # noqa: E402
 from tests.gguf_writer import (  # noqa: E402
     BF16,
     F32,
@@ -34,11 +39,6 @@ from tests.gguf_writer import (  # noqa: E402
     write_gguf,
 )
 from tests.llamacpp_engine import load, parameters, serve_pictures, sizes  # noqa: E402
-from loadmaster.core import hostmemory  # noqa: E402
-from loadmaster.core.facts import Amount, EngineFacts, HostFacts, LaunchArgs  # noqa: E402
-from loadmaster.core.hostplan import make_host_plan  # noqa: E402
-from loadmaster.core.hostsettings import host_settings, parse_flags  # noqa: E402
-from loadmaster.edge.gguf import read_gguf  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "accuracy-llamacpp.md"
 MIB = 1 << 20
