@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from urllib.parse import unquote_to_bytes
+
+import msgspec
 
 from loadmaster.service.imagerules import ImageError
 
 # What both engines read: lower case, one media type, no parameter. The base64 text itself is checked by decoding it.
 _PLAIN = re.compile(rb"data:image/[a-z0-9.+-]{1,40};base64,", re.ASCII)
+_BASE64 = msgspec.json.Decoder(bytes)
 _LONGEST_HEADER = 1024
 _SPACE = b" \t\r\n\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
@@ -33,10 +35,9 @@ def read_data_url(url: bytes) -> tuple[bytes, bool]:
     """
     plain = _PLAIN.match(url)
     if plain:
-        try:
-            return _not_empty(binascii.a2b_base64(memoryview(url)[plain.end() :], strict_mode=True)), True
-        except binascii.Error:
-            pass
+        data = _strict_base64(url[plain.end() :])
+        if data is not None:
+            return _not_empty(data), True
     url = url.lstrip(_SPACE)
     if url[:5].lower() != b"data:":
         raise ImageError("invalid_image_url", "The picture is not a data: URL.")
@@ -55,10 +56,28 @@ def read_data_url(url: bytes) -> tuple[bytes, bool]:
 def _lenient_base64(data: bytes) -> bytes:
     """Decodes base64 with white space, in the URL-safe alphabet, or with padding missing; anything else is refused."""
     data = data.translate(_URL_SAFE, _SPACE).rstrip(b"=")
+    decoded = None if len(data) % 4 == 1 else _decoded(data + b"=" * (-len(data) % 4))
+    if decoded is None:
+        raise ImageError("invalid_base64_image", "The base64 text of the picture is broken.")
+    return decoded
+
+
+def _strict_base64(data: bytes) -> bytes | None:
+    """The bytes if ``data`` is exactly their base64 by RFC 4648, else None."""
+    decoded = _decoded(data)
+    if decoded is None or (data.endswith(b"=") and base64.b64encode(decoded[-(len(decoded) % 3) :]) != data[-4:]):
+        return None
+    return decoded
+
+
+def _decoded(data: bytes) -> bytes | None:
+    """msgspec's decoder of a JSON string takes half the time of binascii, and no character outside the alphabet."""
+    if b"\\" in data:  # JSON would read an escape
+        return None
     try:
-        return binascii.a2b_base64(data + b"=" * (-len(data) % 4), strict_mode=True)
-    except binascii.Error as error:
-        raise ImageError("invalid_base64_image", f"The base64 text of the picture is broken: {error}.") from None
+        return _BASE64.decode(b'"%s"' % data)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _not_empty(data: bytes) -> bytes:
