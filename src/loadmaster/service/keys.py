@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Struct
 
 SCHEMA = 1
+DEFAULT_FILE = "keys.json"
 PREFIX = "lm-"
 LEAST_LETTERS = 20  # of a key given by the environment
 MOST_KEYS = 1000
@@ -59,6 +60,11 @@ class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class KeysFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema: int = SCHEMA
     keys: tuple[Key, ...] = ()
+
+
+def keys_path(folder: Path, stated: str) -> Path:
+    """Where a file of keys is that a deployment names; relative to the folder of its configuration."""
+    return folder / Path(stated).expanduser()
 
 
 def is_key_name(name: str) -> bool:
