@@ -31,6 +31,10 @@ class StateError(Exception):
         self.hint = hint
 
 
+class WriteError(StateError):
+    """A file or folder could not be written or removed: the disk is full, or the system refuses."""
+
+
 def state_home(environment: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
     """The absolute path of the state folder, which need not exist. Raises :class:`StateError` without any home."""
     environment = os.environ if environment is None else environment
@@ -72,20 +76,20 @@ def list_deployments() -> list[str]:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder with mode 0700, and what is missing above it. Raises :class:`StateError`."""
+    """Makes a folder with mode 0700, and what is missing above it. Raises :class:`WriteError`."""
     try:
         for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        raise StateError(*write_problem(error, path)) from None
+        raise WriteError(*write_problem(error, path)) from None
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes a file with mode 0600 whole or not at all: a reader sees the old content or the new one.
 
-    Raises :class:`StateError` that says whether the disk is full or the folder may not be written.
+    Raises :class:`WriteError` that says whether the disk is full or the folder may not be written.
     """
     make_folder(path.parent)
     temporary = None
@@ -100,7 +104,7 @@ def write_file(path: Path, content: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
-        raise StateError(*write_problem(error, path)) from None
+        raise WriteError(*write_problem(error, path)) from None
 
 
 def write_problem(error: OSError, path: Path, what: str = "write") -> tuple[str, str | None]:
