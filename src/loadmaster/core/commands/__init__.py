@@ -1,6 +1,6 @@
 """What people paste -> the launch in it. Text is read, never run.
 
-``text`` reads shell text (with ``shell``, ``windows``, ``docker``, ``paste``), ``compose``, ``kubernetes`` and
+``text`` reads shell text (with ``shelllexer``, ``shell``, ``windows``, ``docker``, ``paste``), ``compose``, ``kubernetes`` and
 ``settingsfile`` read parsed YAML, ``units`` reads supervisor and systemd files. All return :class:`Found`.
 """
 

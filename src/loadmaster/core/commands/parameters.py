@@ -46,8 +46,11 @@ class Variables:
         return {name: value for name, value in self.values.items() if name in self.exported}
 
 
-def expand_parameter(inner: str, source: str, variables: Variables, depth: int = 0) -> str:
-    """``${inner}``: the variable's value, its default, or ``source`` when the text does not give it."""
+def expand_parameter(inner: str, source: str, variables: Variables, depth: int = 0, unquote: bool = True) -> str:
+    """``${inner}``: the variable's value, its default, or ``source`` when the text does not give it.
+
+    ``unquote``: quotes around a default are taken off, as a shell does and Compose does not.
+    """
     if depth > MAX_DEPTH:
         raise CommandError("variables are too deeply nested", "give the command with its values")
     name = _NAME.match(inner) or re.match(r"[0-9@*]", inner)
@@ -61,21 +64,30 @@ def expand_parameter(inner: str, source: str, variables: Variables, depth: int =
         return source if value is None else value
     operator = re.match(r":?[-=?+]", rest)
     if operator:
-        return _default(name.group(), value, operator.group(), rest[operator.end() :], source, variables, depth)
+        return _default(
+            name.group(), value, operator.group(), rest[operator.end() :], source, variables, depth, unquote
+        )
     return source if value is None else _edited(value, rest, source)
 
 
 def _default(
-    name: str, value: str | None, operator: str, word: str, source: str, variables: Variables, depth: int
+    name: str,
+    value: str | None,
+    operator: str,
+    word: str,
+    source: str,
+    variables: Variables,
+    depth: int,
+    unquote: bool,
 ) -> str:
     given = value is not None and (value != "" or not operator.startswith(":"))
     if operator.endswith("+"):
-        return expand_text(word, variables, depth + 1) if given else (source if value is None else "")
+        return expand_text(word, variables, depth + 1, unquote) if given else (source if value is None else "")
     if given and value is not None:
         return value
     if operator.endswith("?"):
         return source
-    default = expand_text(word, variables, depth + 1)
+    default = expand_text(word, variables, depth + 1, unquote)
     if operator.endswith("="):
         variables.assign(name, default)
     return default
@@ -115,10 +127,10 @@ def expand_text(text: str, variables: Variables, depth: int = 0, unquote: bool =
         if text[0] == "'":
             return text[1:-1]
         text = text[1:-1]
-    return joined(_expanded(text, variables, depth))
+    return joined(_expanded(text, variables, depth, unquote))
 
 
-def _expanded(text: str, variables: Variables, depth: int) -> Iterable[str]:
+def _expanded(text: str, variables: Variables, depth: int, unquote: bool) -> Iterable[str]:
     at = 0
     while at < len(text):
         dollar = text.find("$", at)
@@ -128,7 +140,7 @@ def _expanded(text: str, variables: Variables, depth: int) -> Iterable[str]:
         end = parameter_end(text, dollar)
         source = text[dollar:end]
         if source.startswith("${") and source.endswith("}"):
-            yield expand_parameter(source[2:-1], source, variables, depth)
+            yield expand_parameter(source[2:-1], source, variables, depth, unquote)
         elif len(source) > 1 and source[1] != "(":
             yield expand_parameter(source[1:], source, variables, depth)
         else:

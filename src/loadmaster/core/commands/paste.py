@@ -21,7 +21,7 @@ _DASHES = "\u2010-\u2015\u2212\ufe58\ufe63\uff0d"
 _DASH_FLAG = re.compile(f"(?<!\\S)(-?[{_DASHES}][-{_DASHES}]*)(?=[A-Za-z])")
 _FLAG_DASH = re.compile(f"(?<!\\S)--?[\\w.-]*[{_DASHES}][\\w.{_DASHES}-]*")
 _SHORT = re.compile(r"(?:tp|pp|dp|dcp|pcp|q|cc|ac|sc|asc|dp[a-z]|O\d?)(?=[\s=.]|$)")
-_FENCE = re.compile(r"\s*(?:```|~~~)[\w+.-]*\s*")
+_FENCE = re.compile(r"\s*(?:```|~~~)[\w+. -]{0,40}\s*")
 _MAGIC = re.compile(r"\s*%%(?:bash|sh|script\b.*|capture.*)\s*")
 
 _ENVIRONMENT = r"(?:\([\w .:@/+\\-]{1,60}\)\s*)"

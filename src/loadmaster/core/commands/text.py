@@ -54,9 +54,9 @@ def _first(text: str, read_document: Reader | None, depth: int) -> Found | None:
     return (
         _from_launch_line(plain)
         or _in_variables(shell)
+        or _listed_words(plain)
         or _lone_flags(plain)
         or _uncommented(text)
-        or _listed_words(plain)
         or _broken(shell, plain)
     )
 
