@@ -1,7 +1,8 @@
 """What people paste -> the launch in it. Text is read, never run.
 
-``text`` reads shell text (with ``shelllexer``, ``shell``, ``windows``, ``docker``, ``paste``), ``compose``, ``kubernetes`` and
-``settingsfile`` read parsed YAML, ``units`` reads supervisor and systemd files. All return :class:`Found`.
+``text`` reads shell text (with ``paste``, ``shelllexer``, ``shell``, ``parameters``, ``windows``, ``invocation`` and
+``docker``), ``compose``, ``kubernetes`` and ``settingsfile`` read parsed YAML, ``units`` reads supervisor and systemd
+files. All return :class:`Found`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from loadmaster.core.commands.found import MAX_DEPTH, CommandError
 from loadmaster.core.commands.parameters import MAX_VALUE, Variables, expand_parameter, expand_text, joined
 from loadmaster.core.commands.shelllexer import ASSIGNMENT, NAME, Lexer, Part, Token, literal_start, plain_word
 
-
 _MAX_FIELDS = 20_000
 
 
