@@ -189,7 +189,7 @@ def test_the_environment_that_the_engine_gets(text: str, env: dict[str, str]) ->
         ("vllm serve m \\\n --port 8 \\  \n --dtype half", {"--port": 8}, 2, "blank after the backslash"),
         ("vllm serve m \\\n --port 8\n --dtype half", {"--port": 8}, 3, "--dtype begins a line of its own"),
         ("vllm serve m \\\n --port 8 \\\n\n --dtype half", {"--port": 8}, 4, "--dtype begins a line of its own"),
-        ("vllm serve m \\\n # --port 8 \\\n --dtype half", {}, 2, "comment between continued lines"),
+        ("vllm serve m \\\n # --port 8 \\\n --dtype half", {}, 2, "comment among continued lines"),
         ("vllm serve m --port 8\\\n--dtype half", {"--port": "8--dtype"}, 1, "no blank before the backslash"),
         ("vllm serve m –port 8", {"--port": 8}, 1, "typographic dash"),
         ("vllm serve m --dtype “half”", {"--dtype": "half"}, 1, "typographic quotes"),
@@ -223,6 +223,20 @@ def test_a_container_command_that_ends_before_its_image_passes_nothing_on() -> N
     launch = read("docker run --gpus all \\ \n  vllm/vllm-openai --model m")
     assert (launch.kind, launch.model, launch.flags) == ("docker-run", None, {})
     assert launch.damage[0].line == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve \\ # the model\n  org/m \\\n  --port 8",
+        "vllm serve\n  --model org/m\n  --port 8",
+        "docker run --gpus all \\\n  # the cards\n  -p 8:8 \\\n  vllm/vllm-openai --model org/m --port 8",
+    ],
+)
+def test_words_that_the_shell_never_sees_are_not_there(text: str) -> None:
+    launch = read(text)
+    assert (launch.model, launch.flags) == (None, {})
+    assert launch.damage
 
 
 def test_cleaning_keeps_line_numbers_and_prompts_are_taken_off() -> None:

@@ -106,7 +106,7 @@ class Lexer:
         end = self.text.find("\n", self.at)
         end = len(self.text) if end < 0 else end
         if self._continued and self._rest_goes_on(end):
-            self._report("a comment between continued lines ends the command here; the shell never sees what follows")
+            self._report("a comment among continued lines ends the command here, and the shell never sees what follows")
         self.at = end
         yield from ()
 

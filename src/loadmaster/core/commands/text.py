@@ -55,9 +55,9 @@ def _first(text: str, read_document: Reader | None, depth: int) -> Found | None:
         _from_launch_line(plain)
         or _in_variables(shell)
         or _listed_words(plain)
+        or _broken(shell, plain)
         or _lone_flags(plain)
         or _uncommented(text)
-        or _broken(shell, plain)
     )
 
 
@@ -75,22 +75,30 @@ def _windows(text: str, dialect: str) -> Found | None:
 def _posix(shell: Shell) -> Found | None:
     """The first launch, and whether flags stand orphaned on the lines below it."""
     found: Found | None = None
+    bare: Found | None = None  # a launch that is given no words: meant only if the words were lost
     for command in shell.commands():
-        if found is not None:
-            orphan = command.words[0]
-            if command.after == "\n" and orphan.startswith("-") and re.match(r"--?[A-Za-z]", orphan):
-                shell.damage.append(
-                    Evidence(
-                        "command",
-                        f"{orphan.partition('=')[0]} begins a line of its own, the line before has no backslash at its "
-                        "end: the command ends above, and the shell never sees what follows",
-                        command.line,
-                    )
+        orphan = command.words[0]
+        below = command.after == "\n" and re.match(r"--?[A-Za-z]", orphan) is not None
+        if below and (found or bare):
+            shell.damage.append(
+                Evidence(
+                    "command",
+                    f"{orphan.partition('=')[0]} begins a line of its own, the line before has no backslash at its "
+                    "end: the command ends above, and the shell never sees what follows",
+                    command.line,
                 )
+            )
+        if found is not None:
             break
+        if bare is not None and shell.damage:
+            break
+        bare = None
         candidate = find(command, shell.variables)
         if candidate is not None and (candidate.words or candidate.kind == "module" or candidate.image):
             found = candidate
+        else:
+            bare = candidate
+    found = found or (bare if shell.damage else None)
     if found is not None:
         found.damage.extend(shell.damage)
     return found
