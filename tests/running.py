@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 import urllib.request
@@ -33,6 +34,14 @@ class Running:
         with urllib.request.urlopen(f"{self.url}/fake", body, timeout=PATIENCE_S) as answer:
             seen: dict[str, Any] = json.load(answer)
         return seen
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def until(condition: Callable[[], bool], what: str = "the condition") -> None:

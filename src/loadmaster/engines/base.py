@@ -65,6 +65,10 @@ class Engine(Protocol):
         """The key that the engine itself asks for, if it was given one."""
         ...
 
+    def fixed_port(self, deployment: Deployment) -> int | None:
+        """The port that the deployment's flags insist on; None: any port will do."""
+        ...
+
     def phase(self, line: str) -> str | None:
         """The phase that begins with this line of the log, None when none does."""
         ...

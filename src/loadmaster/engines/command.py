@@ -31,6 +31,9 @@ class CommandEngine:
     def api_key(self, deployment: Deployment) -> str | None:
         return None
 
+    def fixed_port(self, deployment: Deployment) -> int | None:
+        return None
+
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.enginelog import LogReader
@@ -56,6 +58,9 @@ class LlamaCppEngine:
         given = parse_flags(deployment.engine.flags).values.get("--api-key")
         return str(given) if given else None
 
+    def fixed_port(self, deployment: Deployment) -> int | None:
+        return None
+
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
 
@@ -97,19 +102,31 @@ def parameters(flags: list[str]) -> list[str]:
     if parsed.bad:
         flag, value, wanted = parsed.bad[0]
         raise EngineError(f"{flag} {value}: it has to be {wanted}")
-    table = load_toml("llamacpp-parameters.toml")
     words: list[str] = []
     for flag, value in parsed.values.items():
-        entry = table["flag"].get(flag)
+        entry = load_toml("llamacpp-parameters.toml")["flag"].get(flag)
         if entry is None:
             raise EngineError(f"{flag} has no parameter in the embedded engine", "take it out of engine.flags")
-        if entry.get("ignored"):
-            continue
-        chosen = entry.get("values", {}).get(str(value).lower(), value) if "values" in entry else value
-        if "prefix" in entry:
-            chosen = f"{entry['prefix']}{str(value).upper()}"
-        if entry.get("invert"):
-            chosen = not chosen
-        for name in entry["parameter"]:
-            words += ["--set", f"{name}={chosen}"]
+        if "refused" in entry:
+            raise EngineError(f"{flag} is not for engine.flags", entry["refused"])
+        if not entry.get("ignored"):
+            chosen = _parameter(flag, value, entry)
+            words += [word for name in entry["parameter"] for word in ("--set", f"{name}={chosen}")]
     return words
+
+
+def _parameter(flag: str, value: Any, entry: Mapping[str, Any]) -> Any:
+    """The parameter's value for the flag's."""
+    if "prefix" in entry:
+        return f"{entry['prefix']}{str(value).upper()}"
+    if "values" in entry:
+        return entry["values"].get(str(value).lower(), value)
+    if entry.get("invert"):
+        return not value
+    if entry.get("file"):
+        try:
+            return Path(value).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise EngineError(f"{flag} {value}: cannot be read: {reason}") from error
+    return value

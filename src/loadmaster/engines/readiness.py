@@ -31,7 +31,7 @@ Alive = Callable[[], bool]
 Report = Callable[[str], None]
 
 
-class NotReady(Exception):  # noqa: N818 - a state, and the name that callers read
+class NotReady(Exception):
     """The engine did not become ready. ``final``: waiting longer would not help."""
 
     def __init__(self, message: str, hint: str | None = None, *, final: bool = False) -> None:
@@ -237,7 +237,7 @@ async def _request(
                     raise NotReady("its answer is endless")
             text = data.decode("utf-8", "replace")
     except TimeoutError as error:
-        raise NotReady(f"no answer within {timeout_s:.0f} s") from error
+        raise NotReady(f"no answer within {round(timeout_s, 1):g} s") from error
     except aiohttp.ClientConnectorError as error:
         raise NotReady("it does not listen yet") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadmaster.core.argv import parse_argv
-from loadmaster.core.deployment import Deployment
+from loadmaster.core.deployment import Deployment, is_loopback
 from loadmaster.core.enginelog import LogReader
 from loadmaster.core.facts import LaunchArgs, LoadSheet
 from loadmaster.engines.base import EngineCommand, EngineError, Progress
@@ -22,6 +22,7 @@ _VERSION_TIMEOUT_S = 120
 _VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?(?:[.+-]?(?:post|dev|rc|a|b)?\d*[\w.+]*)?)")
 # Variables of the environment that loadmaster itself runs in; they would lead another Python to the wrong packages.
 _OWN_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+_ANY_ADDRESS = ("0.0.0.0", "::", "")
 _CONTAINER_MODEL = "/model"
 _CONTAINER_SHM = "8g"
 
@@ -48,10 +49,18 @@ class VllmEngine:
         if launch.model is not None and launch.model != deployment.model and "--model" in given:
             raise EngineError(f"the flags name another model, {launch.model}", "take --model out of engine.flags")
         environment = _environment(deployment, plan)
+        if "--uds" in given:
+            raise EngineError("the gateway does not speak over --uds", "take --uds out of engine.flags")
         if self._container is not None:
             return _container_command(self._container, deployment, flags, given, environment, port)
-        if "--host" not in given and "--uds" not in given:
+        host = given.get("--host")
+        if host is None:
             flags += ["--host", "127.0.0.1"]
+        elif not (is_loopback(str(host)) or str(host) in _ANY_ADDRESS):
+            raise EngineError(
+                f"with --host {host} the engine does not listen on 127.0.0.1",
+                "take --host out of engine.flags; gateway.host is for others",
+            )
         if "--port" not in given:
             flags += ["--port", str(port)]
         if "--served-model-name" not in given:
@@ -70,6 +79,10 @@ class VllmEngine:
         if isinstance(given, list):
             given = given[0] if given else None
         return str(given) if given else deployment.engine.env.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY")
+
+    def fixed_port(self, deployment: Deployment) -> int | None:
+        given = _launch(deployment, deployment.engine.flags).flags.get("--port")
+        return given if isinstance(given, int) and not isinstance(given, bool) else None
 
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
