@@ -239,8 +239,8 @@ in MODELS/cut
 
 error[weights-truncated]: model-00001-of-00001.safetensors: cut short or damaged
   The download or copy ended early; the engine says MetadataIncompleteBuffer
-  | model-00001-of-00001.safetensors: header and tensors need 3261116200 bytes,
-  | the file has 1630558100: 1630558100 are missing
+  | model-00001-of-00001.safetensors: header and tensors need 3,261,116,200
+  | bytes, the file has 1,630,558,100: 1,630,558,100 are missing
   try: Fetch again from where the model came from:
        model-00001-of-00001.safetensors
 
@@ -288,14 +288,14 @@ KV cache  8.69 GiB (8.26 - 8.89)
 Pictures  largest served 2240x1856, 4,060 tokens
   it takes 0.36 GiB of vision activations on each card
   profiled at start: one picture of 16,384 tokens
-  a 4096x4096 picture is 16,384 tokens > 4096
-  a 2896x2896 picture is 8,100 tokens > 4096
-  a 2048x2048 picture is 4,096 tokens and text exceed 4096
+  a 4096x4096 picture is refused: 16,384 tokens > 4096
+  a 2896x2896 picture is refused: 8,100 tokens > 4096
+  a 2048x2048 picture is refused: 4,096 tokens and the text exceeds 4096
 
 warning[image-tokens-exceed-context]: A picture has more tokens than the context
-  A 4096x4096 picture is 16,384 tokens > 4096; a 2896x2896 picture is 8,100
-  tokens > 4096; a 2048x2048 picture is 4,096 tokens and text exceed 4096. The
-  largest that is served is 2240x1856 (4,060 tokens).
+  A 4096x4096 picture is refused: 16,384 tokens > 4096; a 2896x2896 picture is
+  refused: 8,100 tokens > 4096; a 2048x2048 picture is refused: 4,096 tokens and
+  the text exceeds 4096. The largest that is served is 2240x1856 (4,060 tokens).
 
 FITS
 launch: vllm serve MODELS/35b --tensor-parallel-size 2 --max-model-len 4096 --enforce-eager --gpu-memory-utilization 0.9 --trust-remote-code
@@ -393,10 +393,7 @@ GPU 0  24.00 GiB, budget 22.08 GiB
     steady                    24.89    24.22 - 25.80  0.22 over at least
     serving                   27.66    26.10 - 28.57  2.10 over at least
 
-KV cache  -2.78 GiB (-3.66 - -2.24)
-  0 blocks of 1,056 tokens; the engine prints 0 tokens
-  0.00 requests of 262,144 tokens at once, 5.08 GiB each
-  longest single request that fits: 0 tokens
+KV cache  none: the budget is 2.78 GiB short before the first block
 
 Pictures  largest served 4096x4096, 16,384 tokens
   it takes 1.88 GiB of vision activations on each card
@@ -592,7 +589,8 @@ def test_a_command_that_cannot_be_judged_ends_with_3(tmp_path: Path) -> None:
 model  org/unknown-model
 
 not checked: memory: no GPU is visible here and --gpus was not given
-not checked: the model: org/unknown-model is not on this machine and not among the public models known here
+not checked: the model: org/unknown-model is not on this machine and not among
+  the public models known here
 
 COULD NOT TELL: no findings
 """,

@@ -76,8 +76,8 @@ def pointer_reason(start: bytes, size: int) -> str:
     for line in start.split(b"\n"):
         key, _, value = line.partition(b" ")
         if key == b"size" and value.isdigit() and len(value) < 20:
-            return f"{size} bytes of text: a Git LFS pointer to {int(value)} bytes"
-    return f"{size} bytes of text: a Git LFS pointer"
+            return f"{size:,} bytes of text: a Git LFS pointer to {int(value):,} bytes"
+    return f"{size:,} bytes of text: a Git LFS pointer"
 
 
 def _count(number: int, noun: str) -> str:
@@ -153,7 +153,7 @@ def missing_shards(
     origin: Origin,
 ) -> Finding:
     """Files that the index (or the numbering) names and that are not there; values: tensors in each, if known."""
-    size = f"; {missing_bytes} bytes of tensors are missing" if missing_bytes and missing_bytes > 0 else ""
+    size = f"; {missing_bytes:,} bytes of tensors are missing" if missing_bytes and missing_bytes > 0 else ""
     files = [
         BadFile(name, f"named by {said_by}" + (f" for {_count(tensors, 'tensor')}" if tensors else "") + ", not there")
         for name, tensors in missing.items()
@@ -212,10 +212,11 @@ def wrong_size(name: str, expected: int, actual: int) -> tuple[str, BadFile] | N
         return None
     if actual < expected:
         return "truncated", BadFile(
-            name, f"header and tensors need {expected} bytes, the file has {actual}: {expected - actual} are missing"
+            name,
+            f"header and tensors need {expected:,} bytes, the file has {actual:,}: {expected - actual:,} are missing",
         )
     return "truncated", BadFile(
-        name, f"header and tensors need {expected} bytes, the file has {actual}: {actual - expected} too many"
+        name, f"header and tensors need {expected:,} bytes, the file has {actual:,}: {actual - expected:,} too many"
     )
 
 
@@ -274,7 +275,7 @@ def group_findings(groups: Iterable[TensorGroup], origin: Origin) -> list[Findin
             unknown.append(BadFile(name, f"{where}: data type {shorten(group.dtype)!r} is not one of the format's"))
         elif expected != group.nbytes:
             wrong.append(
-                BadFile(name, f"{where}: {group.nbytes} bytes, but shape {shape} of {group.dtype} is {expected}")
+                BadFile(name, f"{where}: {group.nbytes:,} bytes, but shape {shape} of {group.dtype} is {expected:,}")
             )
     findings = []
     if unknown:
@@ -319,7 +320,7 @@ def bad_json(
         severity=severity,
         title=f"{name} is no JSON object",
         cause="The file is cut short or damaged",
-        evidence=(Evidence(source="file", path=name, text=f"{size} bytes; {reason}"),),
+        evidence=(Evidence(source="file", path=name, text=f"{size:,} bytes; {reason}"),),
         fixes=(download_fix(origin, [name]),),
     )
 
@@ -336,13 +337,15 @@ def missing_file(code: str, name: str, title: str, cause: str, severity: Severit
 
 
 def leftovers(files: Mapping[str, int | None], origin: Origin) -> Finding:
-    items = [BadFile(name, f"{size} bytes" if size is not None else "a dangling link") for name, size in files.items()]
+    items = [
+        BadFile(name, f"{size:,} bytes" if size is not None else "a dangling link") for name, size in files.items()
+    ]
     total = sum(size or 0 for size in files.values())
     fix = download_fix(origin, [], "Resume the download, or remove the leftovers if it is complete")
     return Finding(
         code="download-incomplete",
         severity="warning",
-        title=f"{_count(len(items), 'leftover')} of an unfinished download, {total} bytes",
+        title=f"{_count(len(items), 'leftover')} of an unfinished download, {total:,} bytes",
         cause="A downloader leaves such files while it works or after it was stopped",
         evidence=_files(items),
         fixes=(fix,),

@@ -190,8 +190,8 @@ def _refusals(rules: PictureRules, room: int | None, context: int | None) -> lis
         tokens = rules.tokens(side, side)
         if tokens <= room:
             break
-        over = f"> {context}" if context is not None and tokens > context else f"and text exceed {context}"
-        sentences.append(f"a {side}x{side} picture is {tokens:,} tokens {over}")
+        over = f"> {context}" if context is not None and tokens > context else f"and the text exceeds {context}"
+        sentences.append(f"a {side}x{side} picture is refused: {tokens:,} tokens {over}")
     return sentences
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from loadmaster.core.facts import Finding, LaunchArgs
 from loadmaster.render.findings import findings_text, summary
+from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 
 
@@ -24,7 +25,7 @@ def check_text(
     if findings:
         blocks.append(findings_text(findings, width, paint))
     if not_checked:
-        blocks.append("\n".join(f"not checked: {sentence}" for sentence in not_checked))
+        blocks.append("\n".join(line for each in not_checked for line in wrap(each, width, "not checked: ", "  ")))
     verdict = {
         True: paint("CLEAR TO LAUNCH", "bold", "green"),
         False: paint("DO NOT LAUNCH", "bold", "red"),

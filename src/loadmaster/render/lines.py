@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
-    """Wrapped text; long words (paths, JSON) are left whole."""
-    indent = first if rest is None else rest
+    """Lines of at most ``width`` that begin with ``first``, then with ``rest`` (``first`` if None).
+
+    Colour codes in ``first`` take no room. Long words (paths, JSON) are left whole.
+    """
+    rest = first if rest is None else rest
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
-        # the first indent may carry colour codes, so its visible width is that of the following lines
+        indent = first if not lines else rest
+        visible = len(_COLOUR.sub("", indent))
         wrapped = textwrap.wrap(
-            paragraph, max(width - len(indent), 20), break_long_words=False, break_on_hyphens=False
+            paragraph,
+            max(width, visible + 20),
+            initial_indent=" " * visible,
+            subsequent_indent=" " * len(rest),
+            break_long_words=False,
+            break_on_hyphens=False,
         ) or [""]
-        for line in wrapped:
-            lines.append((first if not lines else indent) + line)
+        lines.append(indent + wrapped[0][visible:])
+        lines += [rest + line[len(rest) :] for line in wrapped[1:]]
     return lines
