@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.running import until
 
 from loadmaster.edge import process
 from loadmaster.edge.process import Child, Exit, Identity, ProcessError, end, leftovers, orphans, read_process
 from loadmaster.engines.base import EngineCommand
+from tests.running import until
 
 Start = Callable[..., Child]
 SLEEP = "import time; time.sleep(300)"
@@ -154,6 +154,7 @@ def test_members_are_found_by_each_sign(start: Start, tmp_path: Path) -> None:
     assert len(left) == 4, "whoever was seen as a descendant is not lost with its parent"
     stopped = child.stop()
     assert stopped.exit == Exit(signal=signal.SIGKILL)
+    assert set(stopped.pids) == {child.pid, *(member.pid for member in left)}
     assert child.members() == ()
     assert all(read_process(member.pid) is None or read_process(member.pid) != member for member in left)
 

