@@ -141,7 +141,7 @@ def test_truncated_says_how_much_is_missing(model: Path) -> None:
     finding = only(facts)
     assert finding.code == "weights-truncated"
     assert "1,000 are missing" in finding.evidence[0].text
-    assert str(size) in finding.evidence[0].text
+    assert f"{size:,}" in finding.evidence[0].text
     assert next(file.status for file in facts.files if file.name == shards(model)[1].name) == "truncated"
 
 
