@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+
+from loadmaster.core.facts import GIB, EngineFacts, LaunchArgs, LoadSheet, ModelFacts
+from loadmaster.core.plan import make_plan
 from tests.core import published
 from tests.core.launches import (
     ARTICLE,
@@ -24,9 +27,6 @@ from tests.core.launches import (
     part,
     plan,
 )
-
-from loadmaster.core.facts import GIB, EngineFacts, LaunchArgs, LoadSheet, ModelFacts
-from loadmaster.core.plan import make_plan
 
 MODELS = {"moe": MOE_35B, "dense": DENSE_9B, "vl": VL_7B, "text": TEXT_8B, "gemma": GEMMA_27B, "unknown": UNKNOWN}
 H200 = {"compute_capability": (9, 0), "sm_count": 132, "name": "NVIDIA H200"}
@@ -258,7 +258,7 @@ def test_the_article_launch_fits_and_refuses_the_large_picture(version: str | No
     sheet = plan(MOE_35B, cards(24, 24), ARTICLE, version)
     assert sheet.fits is True
     assert sheet.images is not None
-    assert sheet.images.refused[0] == "a 4096x4096 picture is 16,384 tokens > 4096"
+    assert sheet.images.refused[0] == "a 4096x4096 picture is refused: 16,384 tokens > 4096"
     assert sheet.images.largest_size is not None and sheet.images.largest_tokens is not None
     assert 4000 <= sheet.images.largest_tokens <= 4064
     assert sheet.images.peak_bytes is not None and 0.2 * GIB < sheet.images.peak_bytes < 0.6 * GIB
