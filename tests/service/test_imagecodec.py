@@ -12,7 +12,7 @@ from PIL import Image, ImageCms, ImageDraw, features
 
 from loadmaster.service.imagecodec import Converted, convert, fit_size
 from loadmaster.service.imagerules import ImageError, ImageRules
-from service.pictures import (
+from tests.drawn_pictures import (
     BLUE,
     RED,
     WHITE,

@@ -18,7 +18,7 @@ from PIL import Image
 from loadmaster.service.imagepool import Outcome, _Cache
 from loadmaster.service.images import ImageError, ImagePool, ImageRules, apply, changes_header
 from loadmaster.service.urlfetch import Fetcher, FetchError
-from service.pictures import chat, corner_picture, decoded, encoded, photograph, png_claiming, url
+from tests.drawn_pictures import chat, corner_picture, decoded, encoded, photograph, png_claiming, url
 
 T = TypeVar("T")
 RULES = ImageRules(max_pixels=1200)

@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -243,9 +244,7 @@ class ImagePool:
             worker = self._idle.pop() if self._idle else await self._new_worker()
             usable = False
             try:
-                reply, answer = await self._in_thread(
-                    worker, lambda worker=worker: worker.convert(header, payload), rules.timeout_s
-                )
+                reply, answer = await self._in_thread(worker, partial(worker.convert, header, payload), rules.timeout_s)
                 usable = not reply.spent and worker.jobs < JOBS_OF_A_WORKER and not self._stopped
             except _CrashError:
                 continue
