@@ -22,6 +22,16 @@ TABLE = {
     "plan": ("plan", "The load sheet: where each card's memory goes, and whether it fits"),
     "check": ("check", "The checklist before launch: read a command as people paste it"),
     "gpus": ("gpus", "The cards of this machine, or of a specification"),
+    "up": ("serve", "Start a deployment under supervision and wait until it truly answers"),
+    "down": ("serve", "Stop a deployment and everything that it started"),
+    "restart": ("serve", "Stop a deployment and start it again with its configuration as it is now"),
+    "status": ("serve", "What is true now: engine, gateway and supervisor of a deployment, or of all"),
+    "logs": ("serve", "The log of the engine and of what supervises it"),
+}
+# what supervisor runs; not listed
+HIDDEN = {
+    "run-engine": ("serve", "Run the engine of a deployment"),
+    "run-web": ("serve", "Run the gateway of a deployment"),
 }
 
 
@@ -32,9 +42,10 @@ class Table(click.Group):
         return list(TABLE)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in TABLE:
+        found = TABLE.get(cmd_name) or HIDDEN.get(cmd_name)
+        if found is None:
             return None
-        module = importlib.import_module(f"loadmaster.commands.{TABLE[cmd_name][0]}")
+        module = importlib.import_module(f"loadmaster.commands.{found[0]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
@@ -42,7 +53,7 @@ class Table(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in TABLE:
+        if name and not name.startswith("-") and name not in TABLE and name not in HIDDEN:
             from difflib import get_close_matches
 
             near = get_close_matches(name, TABLE, 1)

@@ -1,0 +1,157 @@
+"""``up`` and ``down`` as functions: plan, check, start under supervision, wait for a true answer; stop and sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from loadmaster.core.deployment import Deployment
+from loadmaster.edge.ports import holder, is_free
+from loadmaster.edge.process import Member
+from loadmaster.edge.statehome import StateError, write_file
+from loadmaster.engines.base import EngineError
+from loadmaster.render.documents import encode, plan_document
+from loadmaster.service.places import Busy, Places, locked
+from loadmaster.service.portchoice import choose_port, forget_port
+from loadmaster.service.preparation import USAGE, Prepared, Refusal, engine_of, prepare, refuse, shown_sheet
+from loadmaster.service.status import Status, status_of
+from loadmaster.service.supervise import (
+    SuperviseError,
+    leftovers,
+    start,
+    stop,
+    supervisor_pid,
+    sweep,
+    write_configuration,
+)
+
+_LOOK_EVERY_S = 0.2
+# A first start that crashes so often in a row is no start; the supervisor goes on trying all the same.
+_MOST_CRASHES = 3
+_LOCK_SLACK_S = 120.0
+
+Said = Callable[[str], None]
+
+
+class Begun(Struct, frozen=True, kw_only=True):
+    """``already``: it was up, nothing was started. ``process``: supervisord, when it is our child."""
+
+    already: bool
+    port: int | None = None
+    prepared: Prepared | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+
+def begin(deployment: Deployment, places: Places, said: Said, *, foreground: bool = False) -> Begun:
+    """Plan, check and start; returns when the supervisor answers, long before the engine does.
+
+    Raises Refusal, StateError, SuperviseError, EngineError.
+    """
+    places.make()
+    with _alone(places, deployment, said):
+        if supervisor_pid(places) is not None:
+            return Begun(already=True)
+        if leftovers(places) or places.socket.exists() or places.engine_run.exists():
+            left = sweep(places, said)
+            if left:
+                raise SuperviseError(f"processes of an earlier run cannot be ended: {_names(left)}")
+        engine = engine_of(deployment)
+        said("planning")
+        prepared = prepare(deployment, engine)
+        for old in (places.engine, places.plan):
+            with contextlib.suppress(OSError):
+                old.unlink()
+        if prepared.sheet is not None:
+            write_file(places.plan, encode(plan_document(shown_sheet(prepared.sheet))).encode())
+        refuse(prepared)
+        _check_gateway_port(deployment)
+        forget_port(places)
+        port = choose_port(places, deployment)
+        engine.command(deployment, prepared.sheet, port)  # says now what could not be started later
+        if port != deployment.engine.port:
+            found = holder(deployment.engine.port)
+            by = f"process {found[0]} {found[1]}" if found else "another deployment or process"
+            said(f"port {deployment.engine.port} is held by {by}; the engine gets {port}")
+        write_configuration(deployment, places)
+        return Begun(already=False, port=port, prepared=prepared, process=start(places, foreground=foreground))
+
+
+def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show: Callable[[Status], None]) -> Status:
+    """The last status: healthy, or what came of it. ``show`` gets each status on the way."""
+    deadline = time.monotonic() + timeout_s
+    gone_since: float | None = None
+    while True:
+        now = status_of(places, deployment)
+        show(now)
+        if now.healthy:
+            return now
+        lost = now.state in ("down", "dead") and now.supervisor.pid is None
+        gone_since = (gone_since or time.monotonic()) if lost or _web_ended(now) else None
+        settled = now.state == "failed" or (gone_since is not None and time.monotonic() - gone_since > 2.0)
+        if settled or _crashes(now, places) >= _MOST_CRASHES or time.monotonic() >= deadline:
+            return now
+        time.sleep(_LOOK_EVERY_S)
+
+
+def take_down(deployment: Deployment | None, places: Places, said: Said) -> tuple[bool, tuple[Member, ...]]:
+    """Stop everything of the deployment. Whether anything ran, and what could not be ended. Raises StateError."""
+    stop_s = deployment.supervision.stop_s if deployment is not None else 20.0
+    with _alone(places, deployment, said):
+        ran = supervisor_pid(places) is not None or bool(leftovers(places))
+        return ran, stop(places, stop_s, said)
+
+
+@contextlib.contextmanager
+def _alone(places: Places, deployment: Deployment | None, said: Said) -> Iterator[None]:
+    """One change of a deployment at a time."""
+
+    def waiting(pid: int | None) -> None:
+        said(f"another loadmaster{f' (process {pid})' if pid else ''} changes {places.name}, waiting for it")
+
+    patience = (deployment.supervision.stop_s if deployment is not None else 0.0) + _LOCK_SLACK_S
+    try:
+        with locked(places.change_lock, patience, waiting):
+            yield
+    except Busy as busy:
+        raise SuperviseError(f"{places.name} is {busy}, which does not come to an end") from None
+
+
+def _check_gateway_port(deployment: Deployment) -> None:
+    gateway = deployment.gateway
+    if not is_free(gateway.host, gateway.port):
+        found = holder(gateway.port)
+        by = f"process {found[0]} {found[1]}" if found else "another process"
+        raise Refusal(
+            f"port {gateway.port} on {gateway.host} is held by {by}",
+            "end it, or give gateway.port in loadmaster.toml another number",
+        )
+
+
+def _web_ended(now: Status) -> bool:
+    """The gateway has ended for good, which its log explains."""
+    return now.supervisor.programs.get(f"{now.name}-web") in ("EXITED", "FATAL", "STOPPED")
+
+
+def _crashes(now: Status, places: Places) -> int:
+    return now.restarts if now.state in ("backing-off", "exited", "dead") else 0
+
+
+def _names(members: tuple[Member, ...]) -> str:
+    return ", ".join(f"{member.pid} {member.name}" for member in members[:8])
+
+
+__all__ = [
+    "USAGE",
+    "Begun",
+    "EngineError",
+    "Refusal",
+    "StateError",
+    "SuperviseError",
+    "begin",
+    "take_down",
+    "wait_until_up",
+]

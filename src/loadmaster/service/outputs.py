@@ -1,0 +1,120 @@
+"""What an engine prints: passed on line by line, read for phases and failures, with secrets taken out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from loadmaster.core.deployment import Deployment
+from loadmaster.core.secrets import HIDDEN, hide_in_text, is_secret_name
+from loadmaster.engines.base import Engine
+
+_LONGEST_LINE = 64 * 1024
+_SHORTEST_SECRET = 6  # shorter values stand in words of every log
+_ENDS = re.compile(rb"[\r\n]")
+_LAST_LINES = 40
+
+
+def secret_values(deployment: Deployment, api_key: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The values that must not be shown, the longest first."""
+    values = {value for name, value in deployment.engine.env.items() if is_secret_name(name)}
+    values |= {value for name, value in environment.items() if is_secret_name(name)}
+    if deployment.keys.environment is not None:
+        values |= set(environment.get(deployment.keys.environment, "").replace(",", " ").split())
+    if api_key is not None:
+        values.add(api_key)
+    words = deployment.engine.flags
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if word.startswith("-") and is_secret_name(flag):
+            values.add(value if equals else words[place + 1] if place + 1 < len(words) else "")
+    return tuple(sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True))
+
+
+class Outputs:
+    """Reads the pipe into which an engine and its children write, in a thread, until all of them have closed it.
+
+    ``on_phase`` is called in that thread. ``failures``: (code, line number, line) in the order of the log.
+    """
+
+    def __init__(self, engine: Engine, secrets: Iterable[str], on_phase: Callable[[str], None], sink: int = 1) -> None:
+        self._engine = engine
+        self._secrets = [value.encode() for value in secrets]
+        self._on_phase = on_phase
+        self._sink = sink
+        self._rest = b""
+        self._number = 0
+        self.failures: list[tuple[str, int, str]] = []
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader, self.writer = os.pipe()
+        self._thread = threading.Thread(target=self._read, name="engine-output", daemon=True)
+
+    def begin(self) -> None:
+        """The engine has its end of the pipe: close ours, and read."""
+        os.close(self.writer)
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """No engine was started."""
+        os.close(self.writer)
+        os.close(self._reader)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until everything that was written is read, at most so long."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._reader, 1 << 16)
+            except OSError:
+                break
+            if not data:
+                break
+            self._take(data)
+        if self._rest:
+            self._line(self._rest, b"\n")
+        with contextlib.suppress(OSError):
+            os.close(self._reader)
+
+    def _take(self, data: bytes) -> None:
+        data = self._rest + data
+        begin = 0
+        for end in _ENDS.finditer(data):
+            self._line(data[begin : end.start()], end.group())
+            begin = end.end()
+        self._rest = data[begin:]
+        if len(self._rest) > _LONGEST_LINE:
+            self._line(self._rest, b"\n")
+            self._rest = b""
+
+    def _line(self, raw: bytes, end: bytes) -> None:
+        for secret in self._secrets:
+            raw = raw.replace(secret, HIDDEN.encode())
+        line = raw.decode("utf-8", "replace")
+        shown = hide_in_text(line)
+        # the reader of our output may be gone; the engine must not be stopped by that
+        with contextlib.suppress(OSError):
+            _write(self._sink, (raw if shown == line else shown.encode()) + end)
+        if end == b"\n":
+            self._number += 1
+        if not shown.strip():
+            return
+        self.last.append(shown)
+        phase = self._engine.phase(line)
+        if phase is not None:
+            self._on_phase(phase)
+        code = self._engine.failure(line)
+        if code is not None and len(self.failures) < 200:
+            self.failures.append((code, self._number, shown.strip()))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,163 @@
+"""``loadmaster run-web NAME``: the gateway of a deployment, as supervisor runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadmaster.core.deployment import Deployment
+from loadmaster.core.facts import LoadSheet
+from loadmaster.edge.ports import holder
+from loadmaster.service.gateway import serve
+from loadmaster.service.gatewaysettings import (
+    BackendSettings,
+    GatewaySettings,
+    ImageRules,
+    LimitSettings,
+    SettingsError,
+)
+from loadmaster.service.images import ImagePool, apply
+from loadmaster.service.images import ImageRules as PictureRules
+from loadmaster.service.keys import keys_path
+from loadmaster.service.places import Places
+from loadmaster.service.portchoice import listening_port, remembered_port
+from loadmaster.service.preparation import engine_of
+
+RESTART = 4
+_LOOK_EVERY_S = 0.25
+_CONCURRENCY = 8  # where neither the deployment nor the plan says
+
+
+def read_plan(path: Path) -> LoadSheet | None:
+    """The plan of the last ``up``; None when there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LoadSheet)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def gateway_settings(
+    deployment: Deployment, places: Places, plan: LoadSheet | None, port: int, image_rules: ImageRules | None
+) -> GatewaySettings:
+    """What the gateway of this deployment is told, with its engine at ``port`` of this machine."""
+    gateway, limits, keys = deployment.gateway, deployment.limits, deployment.keys
+    engine = engine_of(deployment)
+    return GatewaySettings(
+        backends=(
+            BackendSettings(
+                model=engine.served_model(deployment),
+                url=f"http://127.0.0.1:{port}",
+                api_key=engine.api_key(deployment),
+                concurrency=concurrency(deployment, plan),
+                state_file=str(places.engine),
+            ),
+        ),
+        host=gateway.host,
+        port=gateway.port,
+        insecure=gateway.insecure,
+        keys_file=str(keys_path(places.folder, keys.file)) if keys.file is not None else None,
+        keys_environment=os.environ.get(keys.environment, "") if keys.environment is not None else None,
+        further_routes=tuple(gateway.extra_routes),
+        limits=LimitSettings(
+            max_body_bytes=gateway.max_body_bytes,
+            queue=limits.queue,
+            requests_per_minute=limits.per_key_requests_per_minute,
+        ),
+        image_rules=image_rules,
+        address_file=str(places.web),
+    )
+
+
+def concurrency(deployment: Deployment, plan: LoadSheet | None) -> int:
+    """Requests at once: the deployment's, else the sequences that the plan was made for."""
+    if deployment.limits.concurrency is not None:
+        return deployment.limits.concurrency
+    if plan is not None and plan.settings is not None:
+        return plan.settings.max_num_seqs
+    if plan is not None and plan.kv_cache is not None and plan.kv_cache.max_concurrency is not None:
+        return max(1, int(plan.kv_cache.max_concurrency))
+    return _CONCURRENCY
+
+
+def picture_rules(deployment: Deployment, plan: LoadSheet | None) -> PictureRules:
+    """The limits of pictures: the deployment's, within the plan's."""
+    images = plan.images if plan is not None else None
+    limits = deployment.limits
+    planned = images.largest_pixels if images is not None else None
+    pixels = [number for number in (limits.max_image_pixels, planned) if number is not None]
+    most = plan.settings.image_limit if plan is not None and plan.settings is not None else None
+    return PictureRules(
+        max_pixels=min(pixels) if pixels else None,
+        max_images=limits.max_images if most is None else min(most, limits.max_images),
+        max_bytes=deployment.gateway.max_body_bytes,
+        allow_urls=deployment.gateway.allow_url_images,
+    )
+
+
+def run_web(deployment: Deployment, places: Places, supervisor: int | None = None) -> int:
+    """Serve until a signal, until the supervisor has gone, or until the engine has another port (then 4)."""
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format="[loadmaster %(asctime)s] %(message)s", datefmt="%H:%M:%S"
+    )
+    plan = read_plan(places.plan)
+    port = listening_port(deployment, remembered_port(places) or deployment.engine.port)
+    pool = ImagePool(workers=1)
+    rules = picture_rules(deployment, plan)
+
+    async def convert(messages: list[Any]) -> tuple[list[Any], list[str]]:
+        return await apply(messages, rules, pool)
+
+    watcher = _Watcher(deployment, places, port, supervisor)
+    try:
+        settings = gateway_settings(deployment, places, plan, port, convert)
+        threading.Thread(target=watcher.watch, daemon=True).start()
+        serve(settings, lambda url: logging.info("open at %s, the engine is at port %d", url, port))
+    except SettingsError as error:
+        logging.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+        return 1
+    except OSError as error:
+        held = holder(deployment.gateway.port)
+        by = f", held by process {held[0]} {held[1]}" if held else ""
+        logging.error("cannot listen on port %d: %s%s", deployment.gateway.port, error.strerror or error, by)
+        return RESTART if watcher.why is None else 0
+    finally:
+        for pid in pool.processes():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    if watcher.why is not None:
+        logging.info("ended: %s", watcher.why)
+    return RESTART if watcher.restart else 0
+
+
+class _Watcher:
+    """Ends this process by the signals that end it otherwise, when the supervisor or the engine's port has changed."""
+
+    def __init__(self, deployment: Deployment, places: Places, port: int, supervisor: int | None) -> None:
+        self._deployment = deployment
+        self._places = places
+        self._port = port
+        self._parent = os.getppid() if supervisor is None else supervisor
+        self.why: str | None = None
+        self.restart = False
+
+    def watch(self) -> None:
+        while self.why is None:
+            time.sleep(_LOOK_EVERY_S)
+            if os.getppid() != self._parent:
+                self.why = "the supervisor has gone"
+            else:
+                now = remembered_port(self._places)
+                if now is not None and listening_port(self._deployment, now) != self._port:
+                    self.why, self.restart = f"the engine has another port now, {now}", True
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGTERM)  # nobody to wait for: whoever is answered now loses the engine as well
