@@ -45,7 +45,7 @@ list_deployments = statehome.list_deployments
 LIMIT_BYTES = 256 << 10  # a configuration has about 5 KiB; a larger file is some other file
 PREFIX = "LOADMASTER_"
 _NOT_OVERRIDDEN = ("schema", "name")
-_OTHER_VARIABLES = ("LOADMASTER_HOME", RUN_VARIABLE)
+_OTHER_VARIABLES = ("LOADMASTER_HOME", "LOADMASTER_FOLDER", RUN_VARIABLE)
 DEFAULT = "default"
 # The standard library's parser takes time squared for keys of many parts; no setting has more than three.
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*+\.[ \t]*+){64}""")

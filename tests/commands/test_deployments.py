@@ -420,7 +420,10 @@ def test_secrets_are_known_by_name_and_shape() -> None:
 
 @contextmanager
 def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE)
+    variables = dict(word.split("=", 1) for word in arguments if "=" in word)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, env={**os.environ, **variables}
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         yield child
@@ -490,6 +493,7 @@ hint: give --yes
         (HOLD, ["FOLDER/logs/backend.log"], "writes logs/backend.log"),
         (WAIT, ["-c", "FOLDER/run/supervisord.conf"], "started from its run folder"),
         (WAIT, ["run-engine", "cat"], "run-engine"),
+        (WAIT, ["LOADMASTER_FOLDER=FOLDER"], "belongs to it"),
     ],
 )
 def test_remove_refuses_while_something_runs(code: str, arguments: list[str], sign: str) -> None:

@@ -426,7 +426,7 @@ def test_the_token_does_not_go_over_plain_http(monkeypatch: pytest.MonkeyPatch) 
         def get(self, *args: Any, **more: Any) -> bytes:
             return b'{"siblings": []}'
 
-    monkeypatch.setattr(hub, "_Client", Client)
+    monkeypatch.setattr(hub, "Client", Client)
     for endpoint in ("http://mirror.example", "https://mirror.example", "http://127.0.0.1:1"):
         hub.open_hub("org/name", "main", {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_secret"})
     assert made == [None, "hf_secret", "hf_secret"]

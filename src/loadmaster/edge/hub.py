@@ -8,6 +8,7 @@ that it redirects to, never over plain HTTP beyond this machine, and never into 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from loadmaster.core.integrity import Origin
 from loadmaster.edge.resolve import hugging_face_home
@@ -32,17 +33,20 @@ LISTING_LIMIT = 32 << 20  # bytes of the repository's listing
 PREFIX_BYTES = 128 << 10  # first read of a weight file; holds most headers whole
 _AT_ONCE = 8  # connections while the headers are fetched
 _CHUNK = 1 << 20
+_HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 class _Large(Struct):
     size: int | None = None
+    sha256: str | None = None
 
 
 class _Sibling(Struct):
     rfilename: str
     size: int | None = None
     lfs: _Large | None = None
+    blob_id: str | None = field(default=None, name="blobId")
 
 
 class _Listing(Struct):
@@ -72,13 +76,26 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class HubSource:
-    """The files of one revision of a repository."""
+    """The files of one revision of a repository.
 
-    def __init__(self, repository: str, commit: str, files: Mapping[str, int | None], client: _Client) -> None:
+    ``hashes``: SHA-256 of large files, SHA-1 of the Git blob of small ones, as far as the hub's listing says.
+    """
+
+    hub = "huggingface"
+
+    def __init__(
+        self,
+        repository: str,
+        commit: str,
+        files: Mapping[str, int | None],
+        client: Client,
+        hashes: Mapping[str, str] | None = None,
+    ) -> None:
         self.label = repository
-        self.origin = Origin(None, repository)
+        self.origin = Origin(None, repository, self.hub)
         self.files = files
-        self._commit = commit
+        self.hashes = hashes or {}
+        self.commit = commit
         self._client = client
         self._prefixes: dict[str, bytes] = {}
 
@@ -112,15 +129,23 @@ class HubSource:
                 except ReadError:
                     self._prefixes[name] = b""  # asked for again, and reported, when it is read
 
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def path_of(self, name: str) -> str:
+        """Where the file is, from the endpoint on."""
+        parts = (*self.label.split("/"), "resolve", self.commit)
+        return "/".join(urllib.parse.quote(part, safe="") for part in parts) + "/" + urllib.parse.quote(name)
+
     def _fetch(self, name: str, start: int, length: int) -> bytes:
-        path = "/".join(urllib.parse.quote(part, safe="") for part in (*self.label.split("/"), "resolve", self._commit))
         try:
-            return self._client.get(f"{path}/{urllib.parse.quote(name)}", start, length)
+            return self._client.get(self.path_of(name), start, length)
         except ModelError as error:
             raise ReadError(error.message) from error
 
 
-class _Client:
+class Client:
     """GET with a deadline, a size limit, and errors in words."""
 
     def __init__(self, endpoint: str, token: str | None) -> None:
@@ -128,6 +153,10 @@ class _Client:
         self.host = urllib.parse.urlsplit(endpoint).hostname or endpoint
         self._token = token
         self._opener = urllib.request.build_opener(_Redirects())
+
+    @property
+    def token(self) -> str | None:
+        return self._token
 
     def get(self, path: str, start: int, length: int, *, ranged: bool = True) -> bytes:
         """At most ``length`` bytes from ``start``; a server that ignores ranges is read up to there."""
@@ -148,11 +177,24 @@ class _Client:
             error.close()
             if error.code == 416:
                 return b""  # a range behind the end: nothing there
-            raise self._refused(error) from None
+            raise self.refused(error) from None
         except (OSError, ValueError, urllib.error.URLError) as error:
             raise self._unreachable(error) from None
 
-    def _refused(self, error: urllib.error.HTTPError) -> ModelError:
+    def open(self, path: str, start: int) -> Any:
+        """The answer itself, from byte ``start`` on where the server can; to be closed by the caller.
+
+        Raises :class:`urllib.error.HTTPError` and what else urllib raises; :meth:`refused` has words for it.
+        """
+        headers = {"User-Agent": "loadmaster", "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(f"{self.endpoint}/{path}", headers=headers)
+        return self._opener.open(request, timeout=SILENCE_SECONDS)
+
+    def refused(self, error: urllib.error.HTTPError) -> ModelError:
         code = error.headers.get("X-Error-Code", "") if error.headers else ""
         if error.code in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
             return ModelError(
@@ -200,7 +242,7 @@ def open_hub(repository: str, revision: str, environment: Mapping[str, str]) -> 
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ModelError("HF_ENDPOINT is no http or https address", "For example https://hf-mirror.com")
     loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    client = _Client(endpoint, _token(environment) if parts.scheme == "https" or loopback else None)
+    client = Client(endpoint, _token(environment) if parts.scheme == "https" or loopback else None)
     quoted = urllib.parse.quote(repository), urllib.parse.quote(revision, safe="")
     raw = client.get(f"api/models/{quoted[0]}/revision/{quoted[1]}?blobs=true", 0, LISTING_LIMIT + 1, ranged=False)
     try:
@@ -211,10 +253,15 @@ def open_hub(repository: str, revision: str, environment: Mapping[str, str]) -> 
             "Check HF_ENDPOINT, and whether a proxy stands between",
         ) from None
     files: dict[str, int | None] = {}
+    hashes: dict[str, str] = {}
     for sibling in listing.siblings:
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         files[sibling.rfilename] = size if size is not None and 0 <= size < 1 << 62 else None
-    return HubSource(repository, listing.sha or revision, dict(sorted(files.items())), client)
+        known = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
+        if known is not None and _HASH.fullmatch(known):
+            hashes[sibling.rfilename] = known
+    commit = listing.sha if listing.sha is not None and _HASH.fullmatch(listing.sha) else revision
+    return HubSource(repository, commit, dict(sorted(files.items())), client, hashes)
 
 
 def _token(environment: Mapping[str, str]) -> str | None:

@@ -15,6 +15,7 @@ from loadmaster.edge.process import Member, read_process, read_processes
 from loadmaster.edge.statehome import StateError, WriteError, state_home, write_problem
 
 _PROC = Path("/proc")
+FOLDER_VARIABLE = "LOADMASTER_FOLDER"  # the deployment's folder, in the environment of all its processes
 _PROGRAMS = ("run-engine", "run-web")
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -30,8 +31,9 @@ class Running(Struct, frozen=True):
 def running(folder: Path, name: str) -> tuple[Running, ...]:
     """What runs of the deployment, itself and its parents left out.
 
-    Signs: an argument under ``run/`` (the supervisor), our own programs with this name, or a file of the folder
-    that is open for writing (an engine and its log). Where the system has no ``/proc``, the supervisor's own
+    Signs: the folder in the environment, an argument under ``run/`` (the supervisor), our own programs with this
+    name, or a file of the folder that is open for writing (an engine and its log). Where the system has no
+    ``/proc``, the supervisor's own
     number is all there is.
     """
     table = read_processes()
@@ -52,6 +54,8 @@ def _sign(pid: int, folder: Path, name: str) -> str | None:
     words = _words(pid, "cmdline")
     if any(word.startswith(f"{folder}/run/") for word in words):
         return "started from its run folder"
+    if f"{FOLDER_VARIABLE}={folder}" in _words(pid, "environ"):
+        return "belongs to it"
     for program, argument in itertools.pairwise(words):
         if program in _PROGRAMS and argument == name and _state_home_of(pid) == state_home():
             return program

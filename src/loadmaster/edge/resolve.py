@@ -159,10 +159,15 @@ def _snapshot(folder: Path, revision: str | None) -> Path | None:
         return None
 
 
+def modelscope_cache(environment: Mapping[str, str]) -> Path:
+    """``MODELSCOPE_CACHE``, else ``~/.cache/modelscope/hub``."""
+    stated = environment.get("MODELSCOPE_CACHE")
+    return Path(stated).expanduser() if stated else _home(environment) / ".cache" / "modelscope" / "hub"
+
+
 def _in_modelscope_cache(repository: str, environment: Mapping[str, str]) -> Path | None:
     """``hub/models/owner/name`` and the older ``hub/owner/name``; a dot in the name is written ``___``."""
-    stated = environment.get("MODELSCOPE_CACHE")
-    cache = Path(stated).expanduser() if stated else _home(environment) / ".cache" / "modelscope" / "hub"
+    cache = modelscope_cache(environment)
     owner, name = repository.split("/")
     for root in (cache / "models", cache, cache / "hub" / "models", cache / "hub"):
         for written in (name.replace(".", "___"), name):
