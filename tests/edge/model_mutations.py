@@ -12,7 +12,6 @@ import copy
 import json
 import os
 import random
-import resource
 import shutil
 import struct
 import sys
@@ -185,8 +184,13 @@ def run(pristine: Path, count: int) -> dict[str, Any]:
             raised.append(f"{mutate.__name__} seed {seed}: {traceback.format_exc(limit=-4)}")
         slowest = max(slowest, time.monotonic() - start)
         shutil.rmtree(directory)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"found": found, "codes": dict(codes), "slowest": slowest, "peak": peak, "raised": raised}
+    return {"found": found, "codes": dict(codes), "slowest": slowest, "peak": peak_bytes(), "raised": raised}
+
+
+def peak_bytes() -> int:
+    """Highest resident size of this process. Not ``ru_maxrss``, which begins with that of the parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":
