@@ -9,6 +9,7 @@ from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 
 _MARKS = {"passed": ("ok", "green"), "failed": ("FAILED", "red"), "not_applicable": ("-", "dim")}
+_WEAK = ("weak", "yellow")  # a control that failed says something about the model, not about the service
 _WORDS = {"passed": "passed", "failed": "failed", "not_applicable": "not applicable"}
 _NAME, _MARK, _SECONDS = 18, 6, 8
 
@@ -40,7 +41,7 @@ def verdict_words(report: Report) -> str:
 
 def step_line(step: Step, width: int, paint: Paint = plain) -> str:
     """One step on one or several lines, ended by a line end."""
-    mark, style = _MARKS[step.status]
+    mark, style = _WEAK if step.control and step.status == "failed" else _MARKS[step.status]
     head = f"{paint(mark.rjust(_MARK), style)}  {step.name.ljust(_NAME)}{_seconds(step).rjust(_SECONDS)}  "
     indent = " " * (_MARK + 2 + _NAME + _SECONDS + 2)
     return "\n".join(wrap(step.detail, width, head, indent)) + "\n"
