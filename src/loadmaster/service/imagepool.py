@@ -36,6 +36,7 @@ _ENVIRONMENT = (
     "LOADMASTER_RUN",
 )  # fmt: skip
 _HASH_IN_THREAD = 256 << 10
+_HASH_PIECE = 256 << 10
 _ENTRY_OVERHEAD = 512
 
 _T = TypeVar("_T")
@@ -69,9 +70,10 @@ class _Worker:
     def wait_until_up(self) -> None:
         self._read()
 
-    def convert(self, header: bytes, payload: bytes) -> tuple[Reply, bytes]:
+    def convert(self, header: bytes, source: str | bytes) -> tuple[Reply, bytes]:
         assert self.process.stdin is not None
         self.jobs += 1
+        payload = _encoded(source)  # only here: pictures that wait are held once
         try:
             write_message(self.process.stdin, header, payload)
             answer_header, answer = self._read()
@@ -191,9 +193,9 @@ class ImagePool:
     async def _cached(self, source: str | bytes, rules: ImageRules, *, encoded: bool) -> Outcome:
         header = msgspec.msgpack.encode(Job(rules=rules, encoded=encoded))
         if len(source) > _HASH_IN_THREAD:
-            payload, key = await asyncio.to_thread(_prepare, source, header)
+            key = await asyncio.to_thread(_key, source, header)
         else:
-            payload, key = _prepare(source, header)
+            key = _key(source, header)
         known = self._cache.get(key)
         if known is not None:
             return _outcome_of(known)
@@ -203,10 +205,10 @@ class ImagePool:
                 raise _unavailable("it is shutting down")
             if len(self._shared) >= self._max_waiting:
                 raise ImageError("rate_limit_exceeded", "Too many pictures are waiting to be converted.", status=429)
-            shared = _Shared(asyncio.create_task(self._convert(key, header, payload, rules)))
+            shared = _Shared(asyncio.create_task(self._convert(key, header, source, rules)))
             self._shared[key] = shared
             shared.task.add_done_callback(lambda task: self._finished(key, task))
-        del payload, source
+        del source
         shared.waiting += 1
         try:
             return await asyncio.shield(shared.task)
@@ -227,9 +229,9 @@ class ImagePool:
         if not task.cancelled():
             task.exception()  # fetched, so that an error for which nobody waits any more is not logged
 
-    async def _convert(self, key: bytes, header: bytes, payload: bytes, rules: ImageRules) -> Outcome:
+    async def _convert(self, key: bytes, header: bytes, source: str | bytes, rules: ImageRules) -> Outcome:
         async with self._slots:
-            reply, answer = await self._in_worker(header, payload, rules)
+            reply, answer = await self._in_worker(header, source, rules)
         entry: Outcome | ImageError
         if reply.code is not None:
             entry = ImageError(reply.code, reply.message)
@@ -238,13 +240,13 @@ class ImagePool:
         self._cache.put(key, entry)
         return _outcome_of(entry)
 
-    async def _in_worker(self, header: bytes, payload: bytes, rules: ImageRules) -> tuple[Reply, bytes]:
+    async def _in_worker(self, header: bytes, source: str | bytes, rules: ImageRules) -> tuple[Reply, bytes]:
         """One picture in an idle or new worker; once more in a new one when the first dies."""
         for _ in range(2):
             worker = self._idle.pop() if self._idle else await self._new_worker()
             usable = False
             try:
-                reply, answer = await self._in_thread(worker, partial(worker.convert, header, payload), rules.timeout_s)
+                reply, answer = await self._in_thread(worker, partial(worker.convert, header, source), rules.timeout_s)
                 usable = not reply.spent and worker.jobs < JOBS_OF_A_WORKER and not self._stopped
             except _CrashError:
                 continue
@@ -297,8 +299,11 @@ class ImagePool:
             raise
 
     def _discard(self, worker: _Worker) -> None:
+        """Ends a worker; it is reaped in a thread, since the system takes its time to give back much memory."""
         self._alive.discard(worker)
-        worker.close()
+        worker.kill()
+        if self._threads is not None:
+            self._threads.submit(worker.close)
 
 
 class _Cache:
@@ -328,11 +333,16 @@ class _Cache:
             self._bytes -= old_size
 
 
-def _prepare(source: str | bytes, header: bytes) -> tuple[bytes, bytes]:
-    payload = source.encode("utf-8", "replace") if isinstance(source, str) else source
+def _key(source: str | bytes, header: bytes) -> bytes:
+    """Names a picture and its rules; a text is hashed in pieces, without a copy of the whole."""
     digest = hashlib.sha256(header)
-    digest.update(payload)
-    return payload, digest.digest()
+    for start in range(0, len(source), _HASH_PIECE):
+        digest.update(_encoded(source[start : start + _HASH_PIECE]))
+    return digest.digest()
+
+
+def _encoded(source: str | bytes) -> bytes:
+    return source.encode("utf-8", "replace") if isinstance(source, str) else source
 
 
 def _outcome_of(entry: Outcome | ImageError) -> Outcome:

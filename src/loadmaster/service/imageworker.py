@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -43,13 +43,13 @@ class Reply(msgspec.Struct, frozen=True):
     spent: bool = False
 
 
-def write_message(stream: BinaryIO, header: bytes, payload: bytes) -> None:
+def write_message(stream: IO[bytes], header: bytes, payload: bytes) -> None:
     stream.write(LENGTHS.pack(len(header), len(payload)) + header)
     stream.write(payload)
     stream.flush()
 
 
-def read_message(stream: BinaryIO, max_payload: int) -> tuple[bytes, bytes] | None:
+def read_message(stream: IO[bytes], max_payload: int) -> tuple[bytes, bytes] | None:
     """One message; None at the end of the stream. ValueError when a length is beyond its limit."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
@@ -150,7 +150,7 @@ def main() -> None:
         del message, payload
 
 
-def _send(stream: BinaryIO, header: bytes, payload: bytes) -> None:
+def _send(stream: IO[bytes], header: bytes, payload: bytes) -> None:
     for part in (LENGTHS.pack(len(header), len(payload)) + header, payload):
         view = memoryview(part)
         while view:
