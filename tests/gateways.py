@@ -111,3 +111,43 @@ async def soon(condition: Callable[[], bool | Awaitable[bool]], what: str) -> No
             return
         assert loop.time() < end, f"{what} did not come about"
         await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def scripted(*parts: bytes, pause_s: float = 0.0, cut: bool = False) -> AsyncIterator[str]:
+    """An engine that lists its model and answers everything else with these bytes; its URL.
+
+    ``cut``: reset the connection after them.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"GET /v1/models" in head:
+                body = b'{"data": [{"id": "fake"}]}'
+                writer.write(HEAD.replace(b"text/event-stream", b"application/json") + b"%x\r\n" % len(body))
+                writer.write(body + b"\r\n0\r\n\r\n")
+            else:
+                for part in parts:
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(pause_s)
+                if cut:
+                    writer.transport.abort()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)

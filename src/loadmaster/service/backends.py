@@ -42,7 +42,6 @@ _STATES = {
     "waiting-for-memory": ("model_starting", "model starting", 5),
     "loading": ("model_starting", "model starting", 5),
     "warming-up": ("model_starting", "model starting", 5),
-    "backing-off": ("engine_down", "the engine crashed and is started again", 5),
     "stuck": ("engine_stuck", "the engine is stuck and is restarted", 5),
     "stopping": ("engine_stopping", "the engine is stopping", 10),
     "exited": ("engine_down", "the engine has exited", 10),

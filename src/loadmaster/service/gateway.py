@@ -261,12 +261,13 @@ class Gateway:
             self.metrics.broken.labels(*labels).inc()
 
     async def keep_house(self) -> None:
-        """Every second: end the requests whose clients do not read their answers."""
+        """Every second: end the requests whose client or engine is not there any more."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1)
             late = loop.time() - self.limits.client_timeout_s
             for flight in tuple(self.flights):
+                flight.check_engine()
                 if flight.writing_since is not None and flight.writing_since < late:
                     flight.stop(ApiError(408, "client_too_slow", "the client did not read its answer"))
                     if flight.request.transport is not None:

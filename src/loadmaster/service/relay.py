@@ -42,11 +42,24 @@ class Flight:
         self.task = task
         self.request = request
         self.name = name
+        self.engine: aiohttp.ClientResponse | None = None
         self.stopped: ApiError | None = None
         self.writing_since: float | None = None
         self.first_byte_at: float | None = None
         self.bytes_out = 0
         self.broken = False
+
+    def check_engine(self) -> None:
+        """End the wait for an engine whose connection is closed though its answer has no end.
+
+        The client library closes it when the framing is broken, and tells nobody who waits for more.
+        """
+        answer = self.engine
+        if answer is None or answer.content.is_eof() or answer.content.exception() is not None:
+            return
+        transport = answer.connection.transport if answer.connection is not None else None
+        if transport is None or transport.is_closing():
+            answer.content.set_exception(aiohttp.ClientPayloadError("the connection closed in the middle"))
 
     def stop(self, why: ApiError) -> None:
         if self.stopped is None:
@@ -94,6 +107,7 @@ async def relay(
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         backend.look.set()
         raise fault(error) from error
+    flight.engine = answer
     async with answer:
         kind = answer.content_type
         if answer.status == 200 and kind == "text/event-stream":
