@@ -33,8 +33,7 @@ def serve_errors() -> Iterator[None]:
     """What can go wrong at a start or stop, as the error that a user sees."""
     from loadmaster.edge.statehome import StateError, WriteError
     from loadmaster.engines.base import EngineError
-    from loadmaster.service.preparation import Refusal
-    from loadmaster.service.supervise import SuperviseError
+    from loadmaster.service.refusal import Refusal, SuperviseError
 
     try:
         yield
@@ -97,7 +96,7 @@ def up(name: str, foreground: bool, timeout_s: float | None) -> None:
             status = launch.wait_until_up(deployment, places, patience, line.show)
         line.end()
         if not status.healthy:
-            _explain(status, places, patience)
+            _explain(status, line.seconds)
         if status.healthy:
             write_result(_where(deployment, status))
         if foreground and not begun.already and status.healthy:
@@ -189,14 +188,15 @@ def _show_findings(findings: tuple[Finding, ...]) -> None:
         _say(findings_text(findings, terminal_width(), terminal_paint()) + "\n")
 
 
-def _explain(status: Status, places: Places, patience: float) -> None:
+def _explain(status: Status, seconds: float) -> None:
     _show_findings(tuple(finding for finding in status.findings if finding.severity != "note"))
     web = status.supervisor.programs.get(f"{status.name}-web")
     if status.state == "ready" and web in ("EXITED", "FATAL"):
         reason, hint = "the gateway has ended", f"loadmaster logs {status.name} --web"
-    elif status.healthy is None:
-        reason = f"not ready after {patience:.0f} s: {status.state}: {status.message}"
-        hint = f"it goes on in the background: loadmaster status {status.name}"
+    elif status.healthy is None or status.state == "ready":
+        what = f"crashed {status.restarts + 1} times" if status.restarts else f"is not ready after {seconds:.0f} s"
+        reason = f"{what}: {status.state}: {status.message}"
+        hint = f"the supervisor goes on trying: loadmaster status {status.name}, loadmaster down {status.name}"
     else:
         reason, hint = f"{status.state}: {status.message}", f"loadmaster logs {status.name}"
     raise Failure(f"{status.name} {reason}", hint, PROBLEM)
@@ -246,16 +246,20 @@ class Line:
 
     def show(self, status: Status) -> None:
         what = f"{status.state}: {status.message}" if status.message else status.state
-        if status.state == "ready" and not status.healthy:
-            what = "ready; the gateway opens"
+        if status.state == "ready":
+            what = f"ready: {status.message}; waiting for an answer through the gateway"
         if self._live:
-            text = f"{time.monotonic() - self._begin:6.0f} s  {what}"[: max(20, terminal_width() - 1)]
+            text = f"{self.seconds:6.0f} s  {what}"[: max(20, terminal_width() - 1)]
             sys.stderr.write("\r" + text.ljust(len(self._shown)))
             sys.stderr.flush()
             self._shown = text
         elif what != self._said:
-            _say(f"{time.monotonic() - self._begin:6.1f} s  {what}")
+            _say(f"{self.seconds:6.1f} s  {what}")
         self._said = what
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
 
     def end(self) -> None:
         if self._shown:
@@ -275,7 +279,7 @@ def down(name: str) -> None:
 
 
 def _down(deployment: Deployment, places: Places) -> None:
-    from loadmaster.service.launch import take_down
+    from loadmaster.service.takedown import take_down
 
     begin = time.monotonic()
     with serve_errors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ _MASK = "engine-dead-masked"
 # What others hold may be gone at the next start, which waits for it.
 _PASSES = frozenset({"gpu-held-by-other-process", "free-memory-below-request", "port-in-use"})
 _MOST_EVIDENCE = 300
+_PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 
 
 def failure_findings(failures: Sequence[tuple[str, int, str]], ended: Exit, kills: int) -> tuple[Finding, ...]:
@@ -30,10 +32,11 @@ def failure_findings(failures: Sequence[tuple[str, int, str]], ended: Exit, kill
     for code, number, line in failures:
         if code in known:
             first.setdefault(code, (number, line))
-    ordered = sorted(first.items(), key=lambda item: (item[0] == _MASK, item[1][0]))
+    if len(first) > 1:
+        first.pop(_MASK, None)  # it only says that something died
     found = [
-        finding(code, line[:_MOST_EVIDENCE], evidence=[Evidence("log", line[:_MOST_EVIDENCE], line=number)])
-        for code, (number, line) in ordered
+        finding(code, f"It said: {_message(line)}", evidence=[Evidence("log", line[:_MOST_EVIDENCE], line=number)])
+        for code, (number, line) in sorted(first.items(), key=lambda item: item[1][0])
     ]
     if ended.signal == signal.SIGKILL and kills > 0:
         cause = f"the engine was killed by SIGKILL, and the kernel killed {kills} for lack of memory meanwhile"
@@ -41,6 +44,13 @@ def failure_findings(failures: Sequence[tuple[str, int, str]], ended: Exit, kill
             0, finding("host-ram-killed", cause, evidence=[Evidence("host", "oom_kill grew")], confidence="likely")
         )
     return tuple(found)
+
+
+def _message(line: str) -> str:
+    """The line without who wrote it when, up to the end of its first sentence."""
+    text = _PREFIX.sub("", line).strip()
+    end = text.find(". ")
+    return (text[: end + 1] if 0 < end < _MOST_EVIDENCE else text)[:_MOST_EVIDENCE]
 
 
 def exit_code_of(found: Sequence[Finding], grammar: str, *, served: bool) -> int:

@@ -1,26 +1,25 @@
-"""``up`` and ``down`` as functions: plan, check, start under supervision, wait for a true answer; stop and sweep."""
+"""``up`` as functions: plan, check, start under supervision, and wait for a true answer."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from loadmaster.core.deployment import Deployment
 from loadmaster.edge.ports import holder, is_free
 from loadmaster.edge.process import Member
-from loadmaster.edge.statehome import StateError, write_file
-from loadmaster.engines.base import EngineError
+from loadmaster.edge.statehome import write_file
 from loadmaster.render.documents import encode, plan_document
-from loadmaster.service.places import Busy, Places, locked
+from loadmaster.service.places import Places
 from loadmaster.service.portchoice import choose_port, forget_port
-from loadmaster.service.preparation import USAGE, Prepared, Refusal, engine_of, prepare, refuse, shown_sheet
-from loadmaster.service.status import Status, status_of
+from loadmaster.service.preparation import Prepared, engine_of, prepare, refuse, shown_sheet
+from loadmaster.service.refusal import Refusal, SuperviseError
+from loadmaster.service.status import Status, gateway_ready, status_of
 from loadmaster.service.supervise import (
-    SuperviseError,
     leftovers,
     start,
     stop,
@@ -28,13 +27,13 @@ from loadmaster.service.supervise import (
     sweep,
     write_configuration,
 )
+from loadmaster.service.takedown import Said, alone
 
 _LOOK_EVERY_S = 0.2
 # A first start that crashes so often in a row is no start; the supervisor goes on trying all the same.
 _MOST_CRASHES = 3
-_LOCK_SLACK_S = 120.0
-
-Said = Callable[[str], None]
+# supervisord's names: programs in these states stay as they are
+_SETTLED = frozenset({"EXITED", "FATAL", "STOPPED"})
 
 
 class Begun(Struct, frozen=True, kw_only=True):
@@ -52,9 +51,13 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
     Raises Refusal, StateError, SuperviseError, EngineError.
     """
     places.make()
-    with _alone(places, deployment, said):
+    with alone(places, deployment, said):
         if supervisor_pid(places) is not None:
-            return Begun(already=True)
+            ended = _ended_programs(places)
+            if not ended:
+                return Begun(already=True)
+            said(f"{' and '.join(ended)} had ended; starting anew")
+            stop(places, deployment.supervision.stop_s, said)
         if leftovers(places) or places.socket.exists() or places.engine_run.exists():
             left = sweep(places, said)
             if left:
@@ -87,7 +90,7 @@ def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show
     while True:
         now = status_of(places, deployment)
         show(now)
-        if now.healthy:
+        if now.healthy and gateway_ready(now):
             return now
         lost = now.state in ("down", "dead") and now.supervisor.pid is None
         gone_since = (gone_since or time.monotonic()) if lost or _web_ended(now) else None
@@ -97,27 +100,10 @@ def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show
         time.sleep(_LOOK_EVERY_S)
 
 
-def take_down(deployment: Deployment | None, places: Places, said: Said) -> tuple[bool, tuple[Member, ...]]:
-    """Stop everything of the deployment. Whether anything ran, and what could not be ended. Raises StateError."""
-    stop_s = deployment.supervision.stop_s if deployment is not None else 20.0
-    with _alone(places, deployment, said):
-        ran = supervisor_pid(places) is not None or bool(leftovers(places))
-        return ran, stop(places, stop_s, said)
-
-
-@contextlib.contextmanager
-def _alone(places: Places, deployment: Deployment | None, said: Said) -> Iterator[None]:
-    """One change of a deployment at a time."""
-
-    def waiting(pid: int | None) -> None:
-        said(f"another loadmaster{f' (process {pid})' if pid else ''} changes {places.name}, waiting for it")
-
-    patience = (deployment.supervision.stop_s if deployment is not None else 0.0) + _LOCK_SLACK_S
-    try:
-        with locked(places.change_lock, patience, waiting):
-            yield
-    except Busy as busy:
-        raise SuperviseError(f"{places.name} is {busy}, which does not come to an end") from None
+def _ended_programs(places: Places) -> list[str]:
+    """The programs that the supervisor does not start again by itself."""
+    programs = status_of(places).supervisor.programs
+    return [name for name in sorted(programs) if programs[name] in _SETTLED]
 
 
 def _check_gateway_port(deployment: Deployment) -> None:
@@ -133,7 +119,7 @@ def _check_gateway_port(deployment: Deployment) -> None:
 
 def _web_ended(now: Status) -> bool:
     """The gateway has ended for good, which its log explains."""
-    return now.supervisor.programs.get(f"{now.name}-web") in ("EXITED", "FATAL", "STOPPED")
+    return now.supervisor.programs.get(f"{now.name}-web") in _SETTLED
 
 
 def _crashes(now: Status, places: Places) -> int:
@@ -142,16 +128,3 @@ def _crashes(now: Status, places: Places) -> int:
 
 def _names(members: tuple[Member, ...]) -> str:
     return ", ".join(f"{member.pid} {member.name}" for member in members[:8])
-
-
-__all__ = [
-    "USAGE",
-    "Begun",
-    "EngineError",
-    "Refusal",
-    "StateError",
-    "SuperviseError",
-    "begin",
-    "take_down",
-    "wait_until_up",
-]

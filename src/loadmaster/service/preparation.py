@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -29,21 +28,7 @@ from loadmaster.edge.modeldir import ModelError, read_source
 from loadmaster.edge.resolve import resolve
 from loadmaster.edge.statehome import state_home
 from loadmaster.engines.base import Engine, engine_for
-
-PROBLEM, USAGE, COULD_NOT_TELL = 1, 2, 3
-
-
-class Refusal(Exception):
-    """A start that cannot succeed. ``exit_code``: 1 a problem, 2 named wrongly."""
-
-    def __init__(
-        self, message: str, hint: str | None = None, exit_code: int = PROBLEM, findings: Sequence[Finding] = ()
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.exit_code = exit_code
-        self.findings = tuple(findings)
+from loadmaster.service.refusal import PROBLEM, USAGE, Refusal
 
 
 class Prepared(Struct, frozen=True, kw_only=True):

@@ -52,7 +52,8 @@ from loadmaster.service.guard import Guard, end_run
 from loadmaster.service.outputs import Outputs, secret_values
 from loadmaster.service.places import Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port
-from loadmaster.service.preparation import Prepared, Refusal, engine_of, prepare, refuse
+from loadmaster.service.preparation import Prepared, engine_of, prepare, refuse
+from loadmaster.service.refusal import Refusal
 
 CRASHED = 4
 _LOOK_EVERY_S = 0.1
@@ -196,7 +197,7 @@ class RunEngine:
             )
         except _Died:
             return self._died()
-        message = f"stuck: it has work, its counter stands still and probes fail since {standing:.0f} s"
+        message = f"stuck: it has work, its counter stands still and probes fail, for {standing:.0f} s"
         self._say("stuck", message)
         return Outcome(code=CRASHED, message=message, crashed=True)
 
@@ -373,11 +374,9 @@ class RunEngine:
         failures = self._outputs.failures if self._outputs is not None else []
         found = failure_findings(failures, ended, oom_kills() - self._oom_kills)
         code = exit_code_of(found, self._grammar, served=self._ready_since is not None)
-        where = (
-            "while it served"
-            if self._ready_since is not None
-            else f"in the phase {self._state.phase or 'before the first line'}"
-        )
+        where = f"in the phase {self._state.phase}" if self._state.phase else "before it said how far it was"
+        if self._ready_since is not None:
+            where = "while it served"
         title = f": {found[0].title}" if found else ""
         return Outcome(
             code=code,

@@ -38,6 +38,7 @@ UNDER_WAY: frozenset[str] = frozenset(
     {"starting", "checking", "backing-off", "waiting-for-memory", "loading", "warming-up"}
 )
 _PROBE_S = 2.0
+_READY_S = 20.0  # the gateway asks the engine for a token
 
 
 class BackendStatus(Struct, frozen=True, kw_only=True):
@@ -206,9 +207,9 @@ def _gateway(places: Places) -> GatewayStatus:
     return GatewayStatus(pid=address.pid, url=address.url, answers=_get(host, address.port, "/health") == 200)
 
 
-def _get(host: str, port: int, path: str) -> int | None:
+def _get(host: str, port: int, path: str, timeout_s: float = _PROBE_S) -> int | None:
     """The status of a short request, None when there is no answer."""
-    connection = http.client.HTTPConnection(host, port, timeout=_PROBE_S)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers={"Host": f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"})
         return connection.getresponse().status
@@ -216,6 +217,14 @@ def _get(host: str, port: int, path: str) -> int | None:
         return None
     finally:
         connection.close()
+
+
+def gateway_ready(now: Status) -> bool:
+    """Whether a request that goes through the gateway now is answered by the engine."""
+    if now.gateway.url is None:
+        return False
+    host, _, port = now.gateway.url.removeprefix("http://").rpartition(":")
+    return _get(host.strip("[]"), int(port), "/ready", _READY_S) == 200
 
 
 def status_document(statuses: list[Status]) -> dict[str, Any]:

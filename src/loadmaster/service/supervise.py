@@ -23,6 +23,7 @@ from loadmaster.edge.statehome import StateError, write_file
 from loadmaster.service.enginestate import FINAL, next_state, read_run, read_state, write_state
 from loadmaster.service.guard import end_run
 from loadmaster.service.places import FOLDER_VARIABLE, Places
+from loadmaster.service.refusal import SuperviseError
 from loadmaster.service.supervisorclient import Supervisor, SupervisorError
 
 LOG_BYTES = 20 << 20
@@ -32,15 +33,6 @@ _LEFTOVERS_TERM_S = 6.0
 # beyond stop_s: what run-engine takes to end stragglers, read the rest of the log, and look at the cards
 _STOP_SLACK_S = 40
 _WEB_STOP_S = 30
-
-
-class SuperviseError(Exception):
-    """Supervision could not be begun or ended. ``hint``: what to do."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 # ---------------------------------------------------------------------------------------------- the file
