@@ -69,5 +69,5 @@ def _place(text: str, word: str, whole: bool) -> int | None:
     if not whole:
         place = text.find(word)
         return place if place >= 0 else None
-    found = re.search(rf"(?<![^\W\d_]){re.escape(word)}(?:s|es|ish)?(?![^\W\d_])", text)
+    found = re.search(rf"(?<![^\W\d_]){re.escape(word)}(?:s|es|[a-z]?ish)?(?![^\W\d_])", text)
     return found.start() if found else None

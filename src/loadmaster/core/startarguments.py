@@ -10,6 +10,7 @@ from msgspec import Struct
 
 _ARGUMENTS = "non-default args: "  # vLLM 0.6 to 0.33: what differs from the defaults, as a Python dictionary
 _SLOTS = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+)")  # llama.cpp, tools/server, when a model is loaded
+_ENUMERATION = re.compile(r"<[\w.]+: '([^']*)'>")
 _QUOTED = ("'{key}': ", '"{key}": ')
 
 
@@ -80,5 +81,5 @@ def _same(found: str, wanted: Any) -> bool:
     try:
         return float(found) == float(wanted)
     except (TypeError, ValueError):
-        # an enumeration is written as <Name.VALUE: 'value'>
-        return str(wanted) in found
+        enumeration = _ENUMERATION.fullmatch(found)
+        return str(wanted) == (enumeration.group(1) if enumeration else found)
