@@ -706,7 +706,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             settings = GatewaySettings(backends=one_backend("http://127.0.0.1:1"), port=taken.getsockname()[1])
-            with pytest.raises(SettingsError, match="address already in use"):
+            with pytest.raises(OSError, match="address already in use"):
                 await Listener(create_app(settings), settings).open()
 
     play(scene())

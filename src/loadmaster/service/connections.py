@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from loadmaster.service.errors import error_body, invalid
-from loadmaster.service.gatewaysettings import GatewaySettings, SettingsError
+from loadmaster.service.gatewaysettings import GatewaySettings
 
 _log = logging.getLogger("loadmaster.gateway")
 
@@ -68,7 +68,7 @@ class Listener:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def open(self) -> None:
-        """Start the application and listen. Raises :class:`SettingsError` when the address cannot be had."""
+        """Start the application and listen. Raises OSError when the address cannot be had."""
         await self._runner.setup()
         try:
             self._server = await self._listen()
@@ -101,15 +101,7 @@ class Listener:
             return Connection(manager, loop=loop, **options)
 
         host = self._settings.host
-        try:
-            server = await loop.create_server(connection, host or None, self._settings.port, backlog=1024)
-        except OSError as error:
-            raise SettingsError(
-                f"cannot listen on {host} port {self._settings.port}: {os.strerror(error.errno or 0).lower()}",
-                "choose another port with gateway.port",
-            ) from None
-        except OverflowError:
-            raise SettingsError(f"{self._settings.port} is no port, 0 to 65535 are") from None
+        server = await loop.create_server(connection, host or None, self._settings.port, backlog=1024)
         self.port = server.sockets[0].getsockname()[1]
         return server
 

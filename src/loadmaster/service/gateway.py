@@ -69,7 +69,7 @@ class Gateway:
             except KeysError as error:
                 raise SettingsError(error.message, error.hint) from None
         self.key_use = KeyUse(self.limits.requests_per_minute, self.limits.requests_per_key)
-        self.budget = BodyBudget(self.limits.body_bytes_at_once or 4 * self.limits.max_body_bytes)
+        self.budget = BodyBudget(self.limits.body_bytes_at_once or 2 * self.limits.max_body_bytes)
         self.routes = (CHAT_ROUTE, COMPLETIONS_ROUTE, *settings.further_routes)
         self.flights: set[Flight] = set()
         self.stopping = False
@@ -347,6 +347,8 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
     house.cancel()
     await asyncio.gather(house, return_exceptions=True)
     await gateway.backends.close()
+    if gateway.settings.closing is not None:
+        await gateway.settings.closing()
 
 
 async def _headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -455,7 +457,8 @@ def _places(failure: Any) -> str:
 def serve(settings: GatewaySettings, announce: Callable[[str], None] | None = None) -> None:
     """Run the gateway until SIGTERM or SIGINT. ``announce`` gets its address once it is open.
 
-    A second signal ends at once what still runs. Raises :class:`SettingsError`.
+    A second signal ends at once what still runs. Raises :class:`SettingsError`, and OSError when the address cannot
+    be had.
     """
     raise_open_files()
     asyncio.run(_serve(settings, announce))

@@ -35,7 +35,7 @@ class BackendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of what one visitor can take. Bytes, seconds, counts.
 
-    ``body_bytes_at_once``: request bodies held at the same time, None: four of the largest. ``queue``: requests of
+    ``body_bytes_at_once``: request bodies held at the same time, None: two of the largest. ``queue``: requests of
     a model beyond those that run. ``queue_timeout_s``: the longest wait in the queue. ``first_byte_timeout_s``: the
     longest wait for the engine's first or next byte; a long prompt is silent until it is read. ``client_timeout_s``:
     how long a client may leave its answer unread. ``drain_s``: how long running answers may go on after a stop.
@@ -76,7 +76,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``keys_file``, ``keys_environment``: a file of hashed keys; the value of a variable with plain ones.
     ``allowed_hosts``: names by which clients call the gateway, beyond its address. ``allowed_origins``: web origins
     whose pages may use it. ``further_routes``: of ``FURTHER_ROUTES``. ``image_rules`` None: pictures pass as they
-    are, from ``data:`` URLs only. ``address_file``: where to write the address once it is open.
+    are, from ``data:`` URLs only. ``closing``: called at the end, to end what the image rules hold.
+    ``address_file``: where to write the address once it is open.
     """
 
     backends: tuple[BackendSettings, ...]
@@ -91,6 +92,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limits: LimitSettings = LimitSettings()
     probes: ProbeSettings = ProbeSettings()
     image_rules: ImageRules | None = None
+    closing: Callable[[], Awaitable[None]] | None = None
     address_file: str | None = None
 
     @property
@@ -121,6 +123,8 @@ def check_settings(settings: GatewaySettings) -> None:
             raise SettingsError(f"the backend's address {backend.url!r} does not begin with http:// or https://")
         if backend.concurrency < 1:
             raise SettingsError(f"the backend of {backend.model} may answer {backend.concurrency} requests at once")
+    if not 0 <= settings.port <= 65535:
+        raise SettingsError(f"{settings.port} is no port, 0 to 65535 are")
     for route in settings.further_routes:
         if route not in FURTHER_ROUTES:
             raise SettingsError(f"{route!r} is not one of the routes {', '.join(FURTHER_ROUTES)}")
