@@ -250,7 +250,7 @@ class _Job:
 
     def _new_digest(self) -> Any:
         if self.file.hash is not None and len(self.file.hash) == 40:
-            return hashlib.sha1(b"blob %d\0" % self.file.size, usedforsecurity=False)
+            return hashlib.sha1(b"blob %d\0" % (self.file.size or 0), usedforsecurity=False)
         return hashlib.sha256()
 
     def _feed(self, digest: Any, file: IO[bytes]) -> int:

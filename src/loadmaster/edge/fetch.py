@@ -8,15 +8,17 @@ what it brings is checked here all the same, and what it does not bring is fetch
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from loadmaster.core.facts import GIB
 from loadmaster.core.hubfiles import ManyModelsError, needed_files
 from loadmaster.edge.download import DownloadError, RemoteFile, alone, bytes_missing, download, free_bytes, safe_name
 from loadmaster.edge.hashes import Progress
@@ -149,7 +151,7 @@ def fetch(prepared: Fetch, progress: Progress | None = None, *, with_library: bo
     if free is not None and missing > free:
         raise DownloadError(
             f"the disk has too little room at {prepared.base}: "
-            f"{missing / (1 << 30):.2f} GiB are needed, {free / (1 << 30):.2f} GiB are free",
+            f"{missing / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
             "make room, or name another place with --to DIR",
         )
     failed = None
@@ -178,22 +180,20 @@ def _link(link: Path, target: Path) -> None:
 
 def _with_library(prepared: Fetch, progress: Progress | None) -> str | None:
     """huggingface_hub's own download of the same files; None when it has brought all, else why not."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
+    library: Any = importlib.import_module("huggingface_hub")
+    importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     source = prepared.source
     in_cache = prepared.folder != prepared.base
-    where = {"cache_dir": str(prepared.base.parent)} if in_cache else {"local_dir": str(prepared.folder)}
     try:
         with _watched(prepared, progress):
-            snapshot_download(
+            library.snapshot_download(
                 source.label,
                 revision=source.commit,
                 allow_patterns=[_literal(name) for name in prepared.names],
                 endpoint=source.client.endpoint,
                 token=source.client.token or False,
-                **where,
+                cache_dir=prepared.base.parent if in_cache else None,
+                local_dir=None if in_cache else prepared.folder,
             )
     except KeyboardInterrupt:
         raise

@@ -37,13 +37,21 @@ def resolve(name_or_path: str, environment: Mapping[str, str] | None = None) -> 
         raise ModelError(f"{name_or_path}: {error.strerror or error}") from error
     if exists:
         return _local(path, is_directory)
-    match = _NAME.match(name_or_path)
-    if match is None or name_or_path.startswith((".", "~")) or ".." in name_or_path:
+    try:
+        repository, revision = repository_name(name_or_path)
+    except ModelError:
         raise ModelError(
             f"{name_or_path}: no such file or directory", "Give an existing path, or a hub name of the form owner/name"
-        )
-    repository, revision = f"{match['owner']}/{match['name']}", match["revision"]
+        ) from None
     return _named(repository, revision, environment)
+
+
+def repository_name(text: str) -> tuple[str, str | None]:
+    """``owner/name`` and, after an ``@``, a revision. Raises :class:`ModelError` for anything else."""
+    match = _NAME.match(text)
+    if match is None or text.startswith((".", "~")) or ".." in text or "\n" in text:
+        raise ModelError(f"{text!r} is no name on a hub", "For example Qwen/Qwen3.5-9B")
+    return f"{match['owner']}/{match['name']}", match["revision"]
 
 
 def _local(path: Path, is_directory: bool) -> ModelSource | Path:
