@@ -636,6 +636,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--metrics", default="vllm", choices=("vllm", "llamacpp", "none"))
     parser.add_argument("--workers", type=int, default=0, help="child processes that outlive it")
     parser.add_argument("--stray", action="store_true", help="one of them in a session of its own")
+    parser.add_argument("--titled", action="store_true", help="they overwrite their environment, as vLLM's do")
     parser.add_argument("--ignore-term", action="store_true", help="SIGTERM does nothing")
     parser.add_argument("--starts", help="file that counts the starts")
     parser.add_argument("--only-first", type=int, help="fail in any way only in the first so many starts")
@@ -655,14 +656,22 @@ def _healthy_again(options: argparse.Namespace) -> None:
         options.garbage = options.stuck = False
 
 
+# What vLLM's workers do: a title is written over the arguments and the environment behind them.
+TITLE = """
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    memory.seek(start)
+    memory.write(bytes(end - start))
+"""
+
+
 def _start_workers(options: argparse.Namespace) -> None:
-    sleeper = [
-        sys.executable,
-        "-c",
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
-    ]
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += (TITLE if options.titled else "") + "time.sleep(600)"
     for number in range(options.workers):
-        subprocess.Popen(sleeper, stdin=subprocess.DEVNULL, start_new_session=options.stray and number == 0)
+        argv = [sys.executable, "-c", code]
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=options.stray and number == 0)
 
 
 async def run(options: argparse.Namespace) -> None:

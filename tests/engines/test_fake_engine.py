@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loadmaster.core.enginelog import LogReader
-from loadmaster.edge.process import Exit
+from loadmaster.edge.process import Exit, end, leftovers
 from loadmaster.engines.command import CommandEngine
 from tests.running import Running, fake_engine, until
 
@@ -229,6 +229,17 @@ def test_workers_outlive_it(tmp_path: Path) -> None:
         assert len(running.child.members()) == 2
         stopped = running.child.stop(term_s=0.2)
     assert stopped.left == ()
+
+
+def test_titled_workers_lose_their_mark(tmp_path: Path) -> None:
+    with fake_engine(tmp_path, "--workers", "2", "--titled") as running:
+        until(lambda: len(running.child.members()) == 3)
+        workers = [member.pid for member in running.child.members() if member.pid != running.child.pid]
+        until(lambda: all(not Path(f"/proc/{pid}/environ").read_bytes().strip(b"\0") for pid in workers))
+        os.kill(running.child.pid, 9)
+        until(lambda: running.child.poll() is not None)
+        assert [member.pid for member in leftovers(running.child.identity)] == workers
+        assert end(running.child.identity, term_s=0.1) == ()
 
 
 def test_it_may_ignore_a_polite_end(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def leftovers(identity: Identity) -> tuple[Member, ...]:
             return False
         if identity.started is not None and process.started < identity.started:
             return False
-        return same_first or not _environment(process.pid)
+        return same_first or _overwritten(process.pid)
 
     found = _closure(table, belongs) - _own_line(table)
     return tuple(table[pid] for pid in sorted(found) if table[pid].state not in "ZX")
@@ -314,26 +314,28 @@ def read_processes() -> dict[int, Member]:
     return {process.pid: process for process in processes if process is not None}
 
 
-def _environment(pid: int) -> dict[str, str]:
-    """The environment that the process was started with; empty when unreadable or overwritten."""
+def _environment(pid: int) -> list[bytes]:
+    """What is left of the environment that the process was started with, ``NAME=value`` each."""
     try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
+        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
-        return {}
-    pairs = (entry.split(b"=", 1) for entry in raw.split(b"\0") if b"=" in entry)
-    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
+        return []
 
 
 def _mark(pid: int) -> str | None:
-    return _environment(pid).get(RUN_VARIABLE)
+    beginning = f"{RUN_VARIABLE}=".encode()
+    found = next((entry for entry in _environment(pid) if entry.startswith(beginning)), None)
+    return None if found is None else found[len(beginning) :].decode("utf-8", "replace")
 
 
 def _has_mark(pid: int, marker: str) -> bool:
-    try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return False
-    return f"{RUN_VARIABLE}={marker}".encode() in raw.split(b"\0")
+    return f"{RUN_VARIABLE}={marker}".encode() in _environment(pid)
+
+
+def _overwritten(pid: int) -> bool:
+    """Whether a title has taken the environment's place: it begins in front of it, so the first entry is gone."""
+    entries = _environment(pid)
+    return not entries or b"=" not in entries[0]
 
 
 def _closure(table: Mapping[int, Member], belongs: _Belongs) -> set[int]:

@@ -214,7 +214,7 @@ class _Waits:
 
     def _check_alive(self) -> None:
         if not self._alive():
-            raise NotReady("the engine has ended", final=True)
+            raise NotReady("the engine has ended", final=True) from None
 
 
 def _session(api_key: str | None) -> aiohttp.ClientSession:
