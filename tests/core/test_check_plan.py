@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.launchcases import cards, codes, dense, found, hybrid, moe, of, vision
 from loadmaster.core.check import check_launch
 from loadmaster.core.checks.catalogue import codes as all_codes
 from loadmaster.core.checks.catalogue import order
 from loadmaster.core.facts import EngineFacts, Finding, LaunchArgs
 from loadmaster.core.flagtable import known_flags
+from tests.launchcases import cards, codes, dense, found, hybrid, moe, of, vision
 
 
 def test_eager_mode_that_is_not_needed() -> None:
@@ -30,7 +30,9 @@ def test_eager_mode_without_a_plan_is_only_possible() -> None:
 
 def test_weights_that_do_not_fit() -> None:
     item = of(found("vllm serve m", dense(), cards(1, 8), version="0.24.0"), "oom-weights")
-    assert item.fixes[0].argv == ("--tensor-parallel-size", "4")
+    assert item.fixes[0].argv[:2] == ("--tensor-parallel-size", "4")
+    assert item.fixes[0].replanned
+    assert any("fewer bits" in fix.why and not fix.argv for fix in item.fixes)
     assert "oom-weights" not in codes(found("vllm serve m", dense(), cards(1, 24), version="0.24.0"))
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.launches import ARTICLE, DENSE_9B, GEMMA_27B, MOE_35B, TEXT_8B, UNKNOWN, VL_7B, cards, launch, plan
+from msgspec import structs
 
-from loadmaster.core import recommend as module
+from loadmaster.core import replanning
 from loadmaster.core import sheet as sheet_module
 from loadmaster.core.argv import parse_argv
-from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LoadSheet, ModelFacts
+from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LoadSheet, ModelFacts, Processor
 from loadmaster.core.plan import make_plan
-from loadmaster.core.recommend import divides, recommend, smallest_fix
+from loadmaster.core.recommend import recommend
+from loadmaster.core.remedy import more_cards, smallest_fix
+from loadmaster.core.replanning import divides
+from tests.core.launches import ARTICLE, DENSE_9B, GEMMA_27B, MOE_35B, TEXT_8B, UNKNOWN, VL_7B, cards, launch, plan
 
 
 def best(
@@ -112,7 +116,7 @@ def test_the_search_is_short_and_repeatable(monkeypatch: pytest.MonkeyPatch) -> 
         count += 1
         return original(*values)
 
-    monkeypatch.setattr(module, "plan_of", counting)
+    monkeypatch.setattr(replanning, "plan_of", counting)
     first = best(DENSE_9B, cards(24))
     assert count <= 60
     assert best(DENSE_9B, cards(24)).launch == first.launch
@@ -152,3 +156,54 @@ def test_the_smallest_change(flags: str, sizes: tuple[float, ...], flag: str) ->
 def test_what_fits_needs_no_fix() -> None:
     sheet = plan(MOE_35B, cards(24, 24), ARTICLE)
     assert smallest_fix(MOE_35B, cards(24, 24), launch(ARTICLE), EngineFacts("vllm", "0.24.0"), sheet) == ()
+
+
+def test_where_no_flag_helps_more_cards_are_named_by_the_plan_itself() -> None:
+    sheet = plan(MOE_35B, cards(24), "")
+    assert sheet.fits is False
+    (fix,) = sheet.findings[0].fixes
+    assert fix.argv[:2] == ("--tensor-parallel-size", "2")
+    assert fix.why.startswith("2 cards of 24 GiB; planned with so many: serving ")
+    words = " ".join(word.replace(" ", "") for word in fix.argv)
+    assert plan(MOE_35B, cards(24, 24), words).fits is True
+    assert plan(MOE_35B, cards(24), "--tensor-parallel-size 2").findings[0].fixes[0].argv[1] == "2"
+
+
+def test_a_number_of_cards_that_only_holds_weights_and_cache_is_not_called_planned() -> None:
+    (holding,) = more_cards(MOE_35B, cards(24), launch("--kv-cache-memory-bytes 40G"), EngineFacts("vllm", "0.24.0"))
+    assert not holding.replanned
+    assert "not all fits" in holding.why
+
+
+def test_full_width_weights_name_what_fewer_bits_take() -> None:
+    fixes = plan(DENSE_9B, cards(12), "").findings[0].fixes
+    assert any("in 8 bits or" in fix.why for fix in fixes)
+    assert not any("bits" in fix.why for fix in plan(MOE_35B, cards(24), "").findings[0].fixes)
+
+
+VIDEO = structs.replace(VL_7B, processor=Processor(min_pixels=3136, max_pixels=12845056))
+
+
+def test_a_profile_on_a_video_is_cured_before_pictures_are_shrunk() -> None:
+    sheet = plan(VIDEO, cards(26), '--limit-mm-per-prompt {"image":4} --max-model-len 65536')
+    assert sheet.images is not None and sheet.images.profiled_modality == "video"
+    assert sheet.fits is False
+    fix = sheet.findings[0].fixes[0]
+    assert json.loads(fix.argv[fix.argv.index("--limit-mm-per-prompt") + 1]) == {"image": 4, "video": 0}
+
+
+def test_videos_that_were_asked_for_stay() -> None:
+    sheet = plan(VIDEO, cards(24), '--limit-mm-per-prompt {"video":1} --max-model-len 65536')
+    assert sheet.fits is False
+    assert all("--limit-mm-per-prompt" not in fix.argv for fix in sheet.findings[0].fixes)
+    kept = best(VIDEO, cards(24), '--limit-mm-per-prompt {"video":1}')
+    assert "--limit-mm-per-prompt" not in {change.flag for change in kept.launch.changed}
+
+
+def test_a_recommendation_gives_up_videos_with_the_reason_in_bytes() -> None:
+    sheet = best(VIDEO, cards(24))
+    assert sheet.fits is True
+    change = next(change for change in sheet.launch.changed if change.flag == "--limit-mm-per-prompt")
+    assert change.to == {"video": 0}
+    assert "GiB more for the cache" in change.why
+    assert sheet.images is not None and sheet.images.profiled_modality == "image"

@@ -475,8 +475,9 @@ class ImagePlan(Struct, frozen=True, kw_only=True):
     """What the pictures cost and which is the largest that is served."""
 
     tokens_per_pixel: float | None = None
-    profiled_tokens: int | None = None  # of the dummy image
+    profiled_tokens: int | None = None  # of the dummy picture or video
     profiled_pixels: int | None = None
+    profiled_modality: Literal["image", "video"] | None = None  # what the dummy is
     largest_pixels: int | None = None  # that processor, context and caps admit
     largest_size: tuple[int, int] | None = None  # a square-ish example, width x height
     largest_tokens: int | None = None

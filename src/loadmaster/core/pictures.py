@@ -9,6 +9,7 @@ get_max_video_tokens), vllm/multimodal/encoder_budget.py, 0.17.0-0.33.0.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from msgspec import Struct
 
@@ -105,6 +106,7 @@ def largest_picture_tokens(model: ModelFacts, max_pixels: int | None) -> int | N
 class Profile(Struct, frozen=True, kw_only=True):
     """What the engine encodes at once: in its profile, and at most while it serves."""
 
+    modality: Literal["image", "video"]
     tokens: int  # of one item
     items: int
     pixels: int | None
@@ -118,8 +120,9 @@ def profile_of(rules: PictureRules, settings: Settings) -> Profile | None:
     if settings.language_model_only or (not pictures_on and settings.video_limit == 0):
         return None
     videos_on = settings.video_limit != 0 and rules.video_tokens is not None
+    modality: Literal["image", "video"] = "image"
     if not pictures_on or (videos_on and (rules.video_tokens or 0) > (tokens or 0)):
-        tokens = rules.video_tokens
+        tokens, modality = rules.video_tokens, "video"
     if tokens is None or tokens < 1:
         return None
     largest = max(filter(None, (tokens, rules.largest_tokens if pictures_on else 0)))
@@ -128,7 +131,7 @@ def profile_of(rules: PictureRules, settings: Settings) -> Profile | None:
     per_prompt = max(1, min(limit, (settings.max_model_len or tokens) // tokens))
     items = max(1, min(budget // tokens, settings.max_num_seqs * per_prompt))
     area = tokens * rules.side * rules.side if rules.side else rules.max_pixels
-    return Profile(tokens=tokens, items=items, pixels=area, budget=budget)
+    return Profile(modality=modality, tokens=tokens, items=items, pixels=area, budget=budget)
 
 
 def image_plan(rules: PictureRules, settings: Settings) -> ImagePlan | None:
@@ -148,6 +151,7 @@ def image_plan(rules: PictureRules, settings: Settings) -> ImagePlan | None:
         tokens_per_pixel=1 / area,
         profiled_tokens=profile.tokens if profile else None,
         profiled_pixels=profile.pixels if profile else None,
+        profiled_modality=profile.modality if profile else None,
         refused=refused,
     )
     if admitted is None or admitted < 1:
@@ -157,6 +161,7 @@ def image_plan(rules: PictureRules, settings: Settings) -> ImagePlan | None:
         tokens_per_pixel=base.tokens_per_pixel,
         profiled_tokens=base.profiled_tokens,
         profiled_pixels=base.profiled_pixels,
+        profiled_modality=base.profiled_modality,
         largest_pixels=columns * rows * area,
         largest_size=(columns * rules.side, rows * rules.side),
         largest_tokens=columns * rows,
@@ -173,6 +178,7 @@ def _fixed_plan(rules: PictureRules, profile: Profile | None, room: int | None, 
     return ImagePlan(
         profiled_tokens=profile.tokens if profile else None,
         profiled_pixels=profile.pixels if profile else None,
+        profiled_modality=profile.modality if profile else None,
         largest_pixels=None if refused else rules.max_pixels,
         largest_size=None if refused or side is None else (side, side),
         largest_tokens=None if refused else tokens,

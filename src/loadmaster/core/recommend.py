@@ -1,62 +1,40 @@
-"""The launch that fits with the most useful settings, and the smallest change that makes a launch fit.
+"""The launch that fits with the most useful settings.
 
-Both search over plans and return only what was planned again. The search is deterministic and takes a few dozen
-plans. What counts as useful, in this order: the whole context, CUDA graphs, room for sixteen sequences and a
-picture of four million pixels, more sequences, larger pictures.
+Searches over plans and returns only what was planned again. The search is deterministic and takes a few dozen
+plans. What counts as useful, in this order: CUDA graphs, the whole context, room for sixteen sequences and a
+picture of four million pixels, larger pictures, more sequences, videos.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
 from loadmaster.core.argv import with_flags
-from loadmaster.core.cache import largest_context
-from loadmaster.core.facts import (
-    Change,
-    EngineFacts,
-    Fix,
-    GpuFacts,
-    LaunchArgs,
-    LaunchPlan,
-    LoadSheet,
-    ModelFacts,
-    Settings,
-)
+from loadmaster.core.facts import Change, EngineFacts, GpuFacts, LaunchArgs, LaunchPlan, LoadSheet, ModelFacts
 from loadmaster.core.pictures import TEXT_AROUND, picture_rules
-from loadmaster.core.settings import effective_settings, model_context
-from loadmaster.core.sheet import Plan, load_sheet, plan_of
+from loadmaster.core.remedy import fewer_bits, more_cards, with_fixes
+from loadmaster.core.replanning import (
+    SHORTEST_CONTEXT,
+    Case,
+    cards_that_run,
+    longest_in,
+    no_video,
+    other_share,
+    picture_cap,
+    serving_peak,
+)
+from loadmaster.core.settings import model_context
+from loadmaster.core.sheet import Plan
 from loadmaster.core.verdict import gib
 
 _SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _SIDES = (4096, 3584, 3072, 2560, 2048, 1792, 1536, 1280, 1024, 768, 512, 384, 256)
 _FLOORS = ((16, 2048**2), (4, 1024**2), (1, 256**2))  # sequences and pixels that each round insists on
 _LENGTH_STEP = 1024
-_SHORTEST = 2048
-_SMALL_BATCH = 2048  # the engine's own choice for small cards
 _LONG_ENOUGH = 8192  # a context from which on it is not worth giving up sequences or pixels for more
-
-Flags = Mapping[str, Any]
-
-
-class _Case(Struct, frozen=True):
-    """What is planned again and again: the model, the cards, the launch as given, the engine."""
-
-    model: ModelFacts
-    gpus: tuple[GpuFacts, ...]
-    launch: LaunchArgs
-    engine: EngineFacts
-
-    def with_changes(self, changes: Flags) -> tuple[Plan, LoadSheet]:
-        plan = plan_of(self.model, self.gpus, with_flags(self.launch, changes), self.engine)
-        return plan, load_sheet(plan)
-
-    @property
-    def settings(self) -> Settings:
-        return effective_settings(self.launch, self.model, self.gpus, self.engine)
 
 
 class _Try(Struct, frozen=True):
@@ -82,7 +60,7 @@ def recommend(
     result names each flag that was set, with its reason in bytes. When nothing fits, the launch as given is
     returned with its findings, on as many cards as it can use.
     """
-    case = _Case(model, tuple(gpus), launch, engine)
+    case = Case(model, tuple(gpus), launch, engine)
     search = _Search(case, context, concurrency, max_image_pixels)
     best = search.run()
     notes: tuple[str, ...] = ()
@@ -99,7 +77,7 @@ def recommend(
 
 
 class _Search:
-    def __init__(self, case: _Case, context: int | None, concurrency: int | None, pixels: int | None) -> None:
+    def __init__(self, case: Case, context: int | None, concurrency: int | None, pixels: int | None) -> None:
         self.case = case
         self.settings = case.settings
         self.concurrency = concurrency
@@ -114,8 +92,21 @@ class _Search:
         self.strict = context is not None and concurrency is not None
 
     def run(self) -> _Try:
-        """The best launch found; when none fits, the given one on cards that it can run on."""
-        base = self._cards()
+        """The best launch found; when none fits, the given one on cards that it can run on.
+
+        Where the profile runs on a video that nobody asked for, launches that serve none count as well.
+        """
+        base = cards_that_run(self.case)
+        plan, sheet = self.case.with_changes(base)
+        best = self._best(base)
+        silent = no_video(self.case.launch, sheet)
+        if silent is not None:
+            without = self._best({**base, **silent})
+            if without is not None and (best is None or self._worth(without) > self._worth(best)):
+                best = without
+        return best if best is not None else _Try(base, plan, sheet)
+
+    def _best(self, base: dict[str, Any]) -> _Try | None:
         for graphs in (True, False):
             changes = dict(base)
             if graphs:
@@ -127,8 +118,21 @@ class _Search:
                     found = self._most_sequences(changes, length, floor)
                     if found is not None:
                         return self._widest_picture(found, self._pixels(floor[1]))
-        plan, sheet = self.case.with_changes(base)
-        return _Try(base, plan, sheet)
+        return None
+
+    def _worth(self, found: _Try) -> tuple[int, ...]:
+        """How useful a launch is, the most important first."""
+        settings = found.plan.settings
+        generous_sequences, generous_pixels = _FLOORS[0]
+        pixels = settings.max_pixels if settings.max_pixels is not None else self.most_pixels or 0
+        return (
+            settings.cudagraph_mode != "NONE",
+            settings.max_model_len or 0,
+            min(settings.max_num_seqs, generous_sequences),
+            min(pixels, generous_pixels),
+            pixels,
+            settings.max_num_seqs,
+        )
 
     def _goals(self, changes: dict[str, Any]) -> Iterator[tuple[tuple[int, int], int | None]]:
         """Sequences and pixels to insist on, with a context to reach, most useful first."""
@@ -166,23 +170,6 @@ class _Search:
 
     # ---------------------------------------------------------------------------------------- what is tried
 
-    def _cards(self) -> dict[str, Any]:
-        """Tensor parallel size: as given when it can run, else the largest that the cards and shapes allow."""
-        settings, cards = self.settings, len(self.case.gpus)
-        world = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
-        size = settings.tensor_parallel_size
-        if "--tensor-parallel-size" in self.given and world <= cards and divides(self.case.model, size):
-            return {}
-        changes: dict[str, Any] = {}
-        others = settings.pipeline_parallel_size * settings.data_parallel_size
-        if others > cards:
-            changes |= {"--pipeline-parallel-size": None, "--data-parallel-size": None}
-            others = 1
-        size = next(size for size in range(max(1, cards // others), 0, -1) if divides(self.case.model, size))
-        if size != settings.tensor_parallel_size:
-            changes["--tensor-parallel-size"] = size
-        return changes
-
     def _graphs_on(self, changes: dict[str, Any]) -> None:
         if self.given.get("--enforce-eager"):
             changes["--enforce-eager"] = None
@@ -196,12 +183,12 @@ class _Search:
         """
         sequences = self.concurrency or min(floor[0], self.settings.max_num_seqs)
         pixels = self._pixels(floor[1])
-        length = max(_SHORTEST, (pixels or 0) // (self.unit * self.unit) + TEXT_AROUND)
+        length = max(SHORTEST_CONTEXT, (pixels or 0) // (self.unit * self.unit) + TEXT_AROUND)
         found = self._fit(changes, length, sequences, pixels)
         if found is None:
             return None
         for _ in range(4):
-            room = _longest_in(found.plan)
+            room = longest_in(found.plan)
             longest = min(room, self.context or room) // _LENGTH_STEP * _LENGTH_STEP
             if longest <= length:
                 break
@@ -233,16 +220,8 @@ class _Search:
         if sequences != self.settings.max_num_seqs:
             flags["--max-num-seqs"] = sequences
         if pixels is not None and self.most_pixels is not None and pixels < self.most_pixels:
-            flags["--mm-processor-kwargs"] = self._processor(pixels)
+            flags |= picture_cap(self.case.launch, pixels)
         return flags
-
-    def _processor(self, pixels: int) -> dict[str, Any]:
-        given = self.given.get("--mm-processor-kwargs")
-        kept = dict(given) if isinstance(given, dict) else {}
-        if isinstance(kept.get("size"), dict):
-            kept["size"] = {**kept["size"], "longest_edge": pixels}
-            return kept
-        return {**kept, "max_pixels": pixels}
 
     # ---------------------------------------------------------------------------------------- trying
 
@@ -253,10 +232,10 @@ class _Search:
         for _ in range(2):
             if sheet.fits is True and self._enough_at_once(plan):
                 return _Try(changes, plan, sheet)
-            adjusted = self._other_share(plan, sheet, changes)
-            if adjusted is None:
+            share = other_share(plan, sheet, self.concurrency or 1)
+            if share is None:
                 return None
-            changes = adjusted
+            changes = changes | share
             plan, sheet = self.case.with_changes(changes)
         return _Try(changes, plan, sheet) if sheet.fits is True and self._enough_at_once(plan) else None
 
@@ -265,35 +244,6 @@ class _Search:
             return True
         cache = plan.kv_cache
         return cache is not None and cache.max_concurrency is not None and cache.max_concurrency >= self.concurrency
-
-    def _other_share(self, plan: Plan, sheet: LoadSheet, changes: dict[str, Any]) -> dict[str, Any] | None:
-        """``--gpu-memory-utilization`` moved down by the overshoot, or up by what the cache lacks."""
-        if plan.settings.kv_cache_memory_bytes is not None or not plan.ranks:
-            return None
-        now = plan.settings.gpu_memory_utilization
-        over = max(
-            (high - load.total_bytes) / load.total_bytes
-            for load in sheet.gpus
-            for high in load.peak_high_bytes.values()
-        )
-        most = min(
-            (rank.gpu.total_bytes - rank.other_processes - rank.context.high) / rank.gpu.total_bytes
-            for rank in plan.ranks
-        )
-        share = now
-        if over > 0:
-            share = now - over
-        elif plan.request_bytes is not None and plan.kv_cache is not None:
-            wanted = plan.request_bytes * max(1.0, self.concurrency or 1)
-            lacking = wanted - (plan.kv_cache.available_low_bytes or 0)
-            if lacking > 0:
-                share = now + max(lacking / rank.gpu.total_bytes for rank in plan.ranks) + 0.005
-        share = math.floor(min(share, most) * 100) / 100
-        if over <= 0 and share < now < most:
-            share = min(math.floor(most * 100) / 100, math.ceil(now * 100) / 100)
-        if share == now or share <= 0.05:
-            return None
-        return {**changes, "--gpu-memory-utilization": share}
 
     def _widest_picture(self, found: _Try, floor: int | None) -> _Try:
         """The same launch with the largest pixel cap that still fits, none if none is needed."""
@@ -308,7 +258,7 @@ class _Search:
             changes = dict(found.changes)
             changes.pop("--mm-processor-kwargs", None)
             if areas[middle] < self.most_pixels:
-                changes["--mm-processor-kwargs"] = self._processor(areas[middle])
+                changes |= picture_cap(self.case.launch, areas[middle])
             plan, sheet = self.case.with_changes(changes)
             if sheet.fits is True and self._enough_at_once(plan):
                 best, high = _Try(changes, plan, sheet), middle
@@ -328,7 +278,7 @@ class _Search:
             without = dict(best.changes)
             del without[flag]
             plan, sheet = self.case.with_changes(without)
-            freed = _highest(sheet) - _highest(best.sheet)
+            freed = serving_peak(sheet) - serving_peak(best.sheet)
             why = self._why(flag, value, best, plan, sheet, freed)
             changes.append(Change(flag, False if value is None else value, why, before, freed))
         return tuple(changes)
@@ -355,6 +305,9 @@ class _Search:
             picture = best.sheet.images.largest_size if best.sheet.images is not None else None
             size = f"{picture[0]}x{picture[1]}" if picture else "the capped size"
             return f"the largest picture is {size}: {gib(max(0, freed))} less at the serving peak"
+        if flag == "--limit-mm-per-prompt" and sheet.images is not None:
+            video = f"the profile runs on a video of {sheet.images.profiled_tokens or 0:,} tokens"
+            return f"no videos: {video}, {gib(max(0, left - before))} more for the cache without"
         if flag == "--max-num-seqs":
             gained = left - before
             if freed > 0 or gained > 0:
@@ -368,128 +321,11 @@ class _Search:
         return f"{gib(abs(freed))} {'less' if freed >= 0 else 'more'} at the serving peak"
 
 
-def _with_changes(case: _Case, best: _Try, changes: tuple[Change, ...], notes: tuple[str, ...]) -> LoadSheet:
+def _with_changes(case: Case, best: _Try, changes: tuple[Change, ...], notes: tuple[str, ...]) -> LoadSheet:
     launch = with_flags(case.launch, best.changes)
     plan = LaunchPlan(argv=launch.argv, changed=changes, env=launch.env)
-    return structs.replace(best.sheet, launch=plan, notes=(*best.sheet.notes, *notes))
-
-
-def _longest_in(plan: Plan) -> int:
-    """Tokens of the longest request that has room for certain."""
-    if plan.tightest is None or not plan.layouts:
-        return 0
-    rank = plan.ranks[plan.tightest]
-    return largest_context(plan.layouts[rank.pipeline_rank], plan.settings, max(0, rank.left.low))
-
-
-def _highest(sheet: LoadSheet) -> int:
-    return max((load.peak_bytes["serving"] for load in sheet.gpus), default=0)
-
-
-def divides(model: ModelFacts, size: int) -> bool:
-    """Whether heads, expert widths and quantisation groups can be divided over ``size`` ranks."""
-    text, vision = model.text, model.vision
-    if text.num_attention_heads is not None and text.num_attention_heads % size:
-        return False
-    if vision is not None and vision.num_heads is not None and vision.num_heads % size:
-        return False
-    if text.linear_num_key_heads is not None and text.linear_num_key_heads % size:
-        return False
-    kv = text.num_key_value_heads
-    if kv is not None and kv % size and size % kv:
-        return False
-    group = model.quantization.group_size
-    if model.quantization.block_shape is not None:
-        group = model.quantization.block_shape[1]
-    if group is not None and group > 0 and size > 1:
-        widths = (text.moe_intermediate_size, text.intermediate_size if not text.num_experts else None)
-        if any(width is not None and width % (size * group) for width in widths):
-            return False
-    return True
-
-
-# ------------------------------------------------------------------------------------------------ the smallest change
-
-
-def smallest_fix(
-    model: ModelFacts, gpus: Sequence[GpuFacts], launch: LaunchArgs, engine: EngineFacts, sheet: LoadSheet
-) -> tuple[Fix, ...]:
-    """The smallest change, of one flag or of two, that makes a launch fit: planned again, with what it is for.
-
-    Empty when the launch fits already or nothing of the kind helps. The order of trying is that of harm: cards
-    that lie idle, a smaller picture, another share of the card, fewer sequences, a shorter context, no graphs.
-    """
-    if sheet.fits is True:
-        return ()
-    case = _Case(model, tuple(gpus), launch, engine)
-    plan = plan_of(model, gpus, launch, engine)
-    singles = list(_single_changes(case, plan, sheet))
-    if any(rank.weight_bytes + rank.context.low > rank.gpu.total_bytes for rank in plan.ranks):
-        singles = [change for change in singles if "--tensor-parallel-size" in change[0]]
-    for changes, why in singles:
-        if case.with_changes(changes)[1].fits is True:
-            return (_fix(changes, why),)
-    tried: set[tuple[str, ...]] = set()
-    for first, why in singles:
-        flags = tuple(first)
-        if flags in tried:
-            continue  # one of each kind as the first of two
-        tried.add(flags)
-        after, then = case.with_changes(first)
-        for second, also in _single_changes(case, after, then):
-            if set(first) & set(second):
-                continue
-            if case.with_changes({**first, **second})[1].fits is True:
-                return (_fix({**first, **second}, f"{why}; {also}"),)
-    return ()
-
-
-def _single_changes(case: _Case, plan: Plan, sheet: LoadSheet) -> Iterator[tuple[dict[str, Any], str]]:
-    """Candidates in the order of harm, few of each kind; cards that lie idle come first."""
-    search = _Search(case, None, None, None)
-    settings = plan.settings
-    cards = search._cards()
-    usable = [size for size in range(len(case.gpus), 0, -1) if divides(case.model, size)]
-    if not cards and usable and usable[0] > settings.tensor_parallel_size and settings.pipeline_parallel_size == 1:
-        cards = {"--tensor-parallel-size": usable[0]}
-    if cards:
-        yield cards, "as many cards as the model divides over"
-    if search.most_pixels is not None and not settings.language_model_only:
-        for side in (3072, 2048, 1536, 1024):
-            if side * side < search.most_pixels:
-                flags = {"--mm-processor-kwargs": search._processor(side * side)}
-                yield flags, f"pictures of at most {side}x{side}"
-    share = search._other_share(plan, sheet, {}) if plan.ranks else None
-    if share is not None:
-        value = share["--gpu-memory-utilization"]
-        yield share, f"{'a smaller' if value < settings.gpu_memory_utilization else 'a larger'} share of the card"
-    for count in (64, 16, 4):
-        if count < settings.max_num_seqs:
-            yield {"--max-num-seqs": count}, f"at most {count} sequences at once"
-    if settings.max_num_batched_tokens > _SMALL_BATCH:
-        yield {"--max-num-batched-tokens": _SMALL_BATCH}, f"steps of at most {_SMALL_BATCH:,} tokens"
-    if settings.max_model_len is not None:
-        longest = _longest_in(plan)
-        if _SHORTEST <= longest < settings.max_model_len:
-            yield {"--max-model-len": longest}, "the longest context that fits"
-    if settings.cudagraph_mode != "NONE":
-        yield {"--enforce-eager": True}, "no CUDA graphs: slower, but without their memory"
-
-
-def _fix(changes: Flags, why: str) -> Fix:
-    words: list[str] = []
-    for flag, value in changes.items():
-        if value is None:
-            continue
-        words.append(flag)
-        if value is not True:
-            words.append(_text(value))
-    removed = tuple(flag for flag, value in changes.items() if value is None)
-    return Fix(why, argv=tuple(words), remove=removed, replanned=True)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ", ".join(f'"{name}": {_text(item)}' for name, item in value.items())
-        return "{" + inner + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    sheet = structs.replace(best.sheet, launch=plan, notes=(*best.sheet.notes, *notes))
+    if sheet.fits is not False:
+        return sheet
+    fixes = more_cards(case.model, case.gpus, case.launch, case.engine)
+    return with_fixes(sheet, (*fixes, *fewer_bits(case.model, case.launch, sheet)))

@@ -191,7 +191,8 @@ def _images(images: ImagePlan, width: int, paint: Paint) -> str:
     else:
         lines.append(f"{paint('Pictures', 'bold')}  none are served")
     if images.profiled_tokens is not None:
-        lines.append(f"  profiled at start: one picture of {count(images.profiled_tokens)} tokens")
+        what = "video" if images.profiled_modality == "video" else "picture"
+        lines.append(f"  profiled at start: one {what} of {count(images.profiled_tokens)} tokens")
     for sentence in images.refused:
         lines += wrap(sentence, width, "  ")
     return "\n".join(lines)

@@ -304,13 +304,16 @@ class LaunchCase:
             return None
         if self.model.format == "gguf":
             return None
-        return self.plan(self.launch)
-
-    def plan(self, launch: LaunchArgs) -> LoadSheet | None:
         from loadmaster.core.plan import make_plan
 
+        return make_plan(self.model, self.planned_gpus, self.launch, self.planned_engine)
+
+    def plan(self, launch: LaunchArgs) -> LoadSheet:
+        """The load sheet of the launch with other flags. Model and cards must be known."""
+        from loadmaster.core.plan import plan_alone
+
         assert self.model is not None and self.gpus
-        return make_plan(self.model, self.planned_gpus, launch, self.planned_engine)
+        return plan_alone(self.model, self.planned_gpus, launch, self.planned_engine)
 
 
 def is_placeholder(text: str) -> bool:

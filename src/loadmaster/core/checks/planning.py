@@ -12,9 +12,6 @@ from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Fix, LaunchArgs, LoadSheet
 from loadmaster.core.pictures import picture_rules
 
-_TOO_HEAVY = ("oom-weights", "no-kv-memory", "oom-profile-vision", "oom-profile-language")
-_CARD_COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
-_FOUR_BIT_SHARE = (0.5 + 2.5 / 128) / 2  # 4 bits with scales and zero points for groups of 128, of 16 bits
 _OLDEST_RULES = "0.17"  # the first version whose memory rules were read
 
 
@@ -22,59 +19,18 @@ def check_plan(case: LaunchCase) -> Iterator[Finding]:
     """The plan's findings, the smallest change that makes it fit, and the price of --enforce-eager."""
     sheet = case.sheet
     if sheet is not None:
-        yield from _with_smallest_fix(case, sheet)
+        yield from _of_the_plan(case, sheet)
     yield from _eager(case)
 
 
-def _with_smallest_fix(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
-    """The first error carries the change that makes the whole launch fit; the others' own fixes are planned too."""
-    fixes: tuple[Fix, ...] = ()
-    if sheet.fits is False:
-        from loadmaster.core.recommend import smallest_fix
-
-        assert case.model is not None and case.gpus
-        fixes = smallest_fix(case.model, case.planned_gpus, case.launch, case.planned_engine, sheet)
-    heavy = False
+def _of_the_plan(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
+    """The plan's findings. The first error carries what makes all fit; the others' own fixes are planned too."""
     for item in sheet.findings:
-        if item.code in _TOO_HEAVY and not item.fixes and not fixes and not heavy:
-            heavy = True
-            item = structs.replace(item, fixes=tuple(_for_weights(case, sheet)))
-        own = item.fixes
-        if item.severity == "error" and item.code not in _TOO_HEAVY:
-            own = tuple(_planned(case, item, fix) for fix in own)
-        if fixes and item.severity == "error":
-            own = (*fixes, *(fix for fix in own if fix.argv not in {smallest.argv for smallest in fixes}))
-            fixes = ()
+        if item.severity == "error":
+            item = structs.replace(item, fixes=tuple(_planned(case, item, fix) for fix in item.fixes))
         unsure_pictures = item.code in ("image-tokens-exceed-context", "profile-below-images")
         if not (unsure_pictures and _pictures_unbounded(case)):
-            yield _tempered(case, sheet, structs.replace(item, fixes=own))
-
-
-def _for_weights(case: LaunchCase, sheet: LoadSheet) -> Iterator[Fix]:
-    """More cards of the smallest kind that is there, planned; and what fewer bits would take."""
-    assert case.model is not None and case.gpus
-    model = case.model
-    heads = model.text.num_attention_heads
-    smallest = min(case.gpus, key=lambda gpu: gpu.total_bytes)
-    for count in _CARD_COUNTS:
-        if count <= case.tensor_parallel or (heads is not None and heads % count):
-            continue
-        cards = [structs.replace(smallest, index=index) for index in range(count * case.pipeline_parallel)]
-        from loadmaster.core.argv import with_flags
-        from loadmaster.core.plan import make_plan
-
-        launch = with_flags(without(case.launch, "--data-parallel-size"), {"--tensor-parallel-size": count})
-        larger = make_plan(model, cards, launch, case.planned_engine)
-        if not any(item.code in _TOO_HEAVY for item in larger.findings):
-            size = f"{smallest.total_bytes / GIB:.0f} GiB"
-            words = f"{len(cards)} cards of {size} hold the weights and a cache; planned with so many."
-            yield Fix(words, ("--tensor-parallel-size", str(count)))
-            break
-    if model.quantization.method is None and not case.has("--quantization"):
-        stored = sum(part.bytes for gpu in sheet.gpus for part in gpu.components if part.name.startswith("weights."))
-        stored //= max(1, case.data_parallel)
-        eight, four = stored / 2 / GIB, stored * _FOUR_BIT_SHARE / GIB
-        yield Fix(f"Or a checkpoint of fewer bits: all in all about {eight:.0f} GiB in 8, {four:.0f} GiB in 4 bits.")
+            yield _tempered(case, sheet, item)
 
 
 def _tempered(case: LaunchCase, sheet: LoadSheet, item: Finding) -> Finding:
@@ -111,7 +67,7 @@ def _planned(case: LaunchCase, item: Finding, fix: Fix) -> Fix:
 
     changes = parse_argv(["vllm", "serve", "m", *fix.argv], engine_version=case.version).flags
     sheet = case.plan(with_flags(case.launch, {**dict.fromkeys(fix.remove), **changes}))
-    still = sheet is None or any(other.code == item.code and other.severity == "error" for other in sheet.findings)
+    still = any(other.code == item.code and other.severity == "error" for other in sheet.findings)
     return fix if still else structs.replace(fix, replanned=True)
 
 
@@ -142,8 +98,6 @@ def _eager(case: LaunchCase) -> Iterator[Finding]:
         )
         return
     sheet = case.plan(without(case.launch, "--enforce-eager"))
-    if sheet is None:
-        return
     if sheet.fits is not False or case.sheet.fits is False:
         graphs = _graph_bytes(sheet)
         size = (
@@ -169,7 +123,7 @@ def _eager(case: LaunchCase) -> Iterator[Finding]:
         from loadmaster.core.argv import with_flags
 
         fewer = case.plan(with_flags(without(case.launch, "--enforce-eager"), {"--max-num-seqs": sequences}))
-        if fewer is not None and fewer.fits is True:
+        if fewer.fits is True:
             yield finding(
                 "eager-mode-cost",
                 f"CUDA graphs do not fit beside the rest as it stands; with {sequences} sequences they do, and "
