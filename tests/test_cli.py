@@ -346,9 +346,9 @@ Pictures  largest served 4096x4096, 16,384 tokens
   profiled at start: one picture of 16,384 tokens
 
 error[oom-runtime]: A request takes more memory than is left (likely)
-  GPU 0: the serving peak is 24.58 GiB when the first 4096x4096 picture arrives,
-  0.58 GiB more than the card's 24.00 GiB (between 22.73 GiB and 25.36 GiB). The
-  picture makes the allocator reserve 2.83 GiB on top of 21.75 GiB at rest.
+  The first 4096x4096 picture overshoots GPU 0 by 0.58 GiB: the serving peak is
+  24.58 GiB of 24.00 GiB (between 22.73 GiB and 25.36 GiB). It makes the
+  allocator reserve 2.83 GiB on top of 21.75 GiB at rest.
   | plan: GPU 0: context 0.75 GiB, weights.language 10.74 GiB, weights.other
   | 0.14 GiB, weights.vision 0.42 GiB, workspace 0.66 GiB, activations.vision
   | 2.83 GiB, kv_cache 8.92 GiB
@@ -399,26 +399,19 @@ Pictures  largest served 4096x4096, 16,384 tokens
   it takes 1.88 GiB of vision activations on each card
   profiled at start: one picture of 16,384 tokens
 
-error[oom-profile-vision]: The vision tower does not fit while the engine measures memory (likely)
-  GPU 0: the vision part of the memory profile needs 1.89 GiB, 0.91 GiB are left
-  beside the weights.
-
 error[no-kv-memory]: Nothing is left for the cache
-  The budget of 22.08 GiB is used up: weights 22.40 GiB, profile 1.89 GiB
-  (vision), libraries 0.07 GiB, graphs 0.49 GiB; 2.78 GiB are missing before the
-  first block.
-
-error[oom-cudagraph-profile-pool]: The trial cache for measuring CUDA graphs does not fit (likely)
-  GPU 0: the profiler of CUDA graphs allocates a temporary cache of 10.31 GiB
-  (one block for each of 512 tokens), 0.64 GiB are left beside the weights.
-
-error[oom-runtime]: A request takes more memory than is left
-  GPU 0: the serving peak is 27.66 GiB when the first 4096x4096 picture arrives,
-  3.66 GiB more than the card's 24.00 GiB (between 26.10 GiB and 28.57 GiB). The
-  picture makes the allocator reserve 2.77 GiB on top of 24.89 GiB at rest.
-  | plan: GPU 0: context 0.45 GiB, weights.language 21.44 GiB, weights.other
-  | 0.14 GiB, weights.vision 0.83 GiB, workspace 0.50 GiB, activations.vision
-  | 2.77 GiB, kv_cache 0 MiB
+  The weights take 22.40 GiB of a budget of 22.08 GiB (0.92 x 24.00 GiB): 0.32
+  GiB too much before anything else. With the profile 1.89 GiB (vision),
+  libraries 0.07 GiB, graphs 0.49 GiB; 2.78 GiB are missing before the first
+  block.
+  | plan: GPU 0: the vision part of the memory profile needs 1.89 GiB, 0.91 GiB
+  | are left beside the weights.
+  | plan: GPU 0: the profiler of CUDA graphs allocates a temporary cache of
+  | 10.31 GiB (one block for each of 512 tokens), 0.64 GiB are left beside the
+  | weights.
+  fix: --tensor-parallel-size 2 --gpu-memory-utilization 0.85
+       2 cards of 24 GiB; planned with so many: serving 22.85 GiB; a smaller
+       share of the card
 
 DOES NOT FIT
 launch: vllm serve MODELS/35b

@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from loadmaster.core.checks.catalogue import finding, order
 from loadmaster.core.facts import GIB, MIB, Evidence, Finding, Fix, GpuLoad
 
 if TYPE_CHECKING:
     from loadmaster.core.ranks import RankMemory
     from loadmaster.core.sheet import Plan
+
+
+_BEFORE_THE_CACHE = ("oom-profile-vision", "oom-profile-language", "oom-sampler-warmup", "oom-cudagraph-profile-pool")
+_AFTER_THE_CACHE = ("oom-cudagraph-capture", "oom-runtime")
 
 
 def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
@@ -40,8 +46,7 @@ def findings_of(plan: Plan, loads: Sequence[GpuLoad]) -> tuple[Finding, ...]:
     for load, rank in zip(loads, plan.ranks, strict=True):
         for item in _memory_findings(plan, rank, load):
             worst.setdefault(item.code, item)
-    found += worst.values()
-    found += _cache_findings(plan)
+    found += _root_first(plan, [*worst.values(), *_cache_findings(plan)])
     if not _block_fits_batch(plan):
         block, tokens = plan.layouts[0].block_tokens, plan.settings.max_num_batched_tokens
         cause = f"A block of the cache is {block:,} tokens long, a step has room for {tokens:,}."
@@ -195,6 +200,29 @@ def _memory_findings(plan: Plan, rank: RankMemory, load: GpuLoad) -> list[Findin
     return found + _serving_findings(plan, rank, load)
 
 
+def _root_first(plan: Plan, found: list[Finding]) -> list[Finding]:
+    """Without what can only follow from the first cause: a server without a cache captures and serves nothing.
+
+    Where the weights alone pass the budget, the parts of the profile that fail before the cache is asked for are
+    evidence of that finding, not findings beside it.
+    """
+    empty = next((item for item in found if item.code == "no-kv-memory"), None)
+    if empty is None:
+        return found
+    cache = plan.kv_cache
+    if cache is not None and (cache.available_high_bytes or 0) <= 0:
+        found = [item for item in found if item.code not in _AFTER_THE_CACHE]
+    if plan.tightest is None or not _weights_pass_budget(plan.ranks[plan.tightest]):
+        return found
+    evidence = tuple(Evidence("plan", item.cause) for item in found if item.code in _BEFORE_THE_CACHE)
+    rest = [item for item in found if item is not empty and item.code not in _BEFORE_THE_CACHE]
+    return [structs.replace(empty, evidence=(*empty.evidence, *evidence)), *rest]
+
+
+def _weights_pass_budget(rank: RankMemory) -> bool:
+    return rank.weight_bytes > rank.requested
+
+
 def _pool_words(plan: Plan) -> str:
     sizes = plan.settings.cudagraph_capture_sizes
     return f"one block for each of {max(sizes):,} tokens" if sizes else "one block"
@@ -216,13 +244,13 @@ def _serving_findings(plan: Plan, rank: RankMemory, load: GpuLoad) -> list[Findi
     picture = _picture_words(plan)
     vision = rank.vision.bytes if rank.vision is not None else 0
     if over > 0:
-        when = f"when the first {picture} picture arrives" if vision and picture else "at the heaviest request"
+        what = f"The first {picture} picture" if vision and picture else "The heaviest request"
         cause = (
-            f"GPU {load.index}: the serving peak is {gib(serving)} {when}, {gib(over)} more than the card's "
-            f"{gib(total)} (between {gib(low)} and {gib(high)})."
+            f"{what} overshoots GPU {load.index} by {gib(over)}: the serving peak is {gib(serving)} of {gib(total)} "
+            f"(between {gib(low)} and {gib(high)})."
         )
         if vision and picture:
-            cause += f" The picture makes the allocator reserve {gib(vision)} on top of {gib(steady)} at rest."
+            cause += f" It makes the allocator reserve {gib(vision)} on top of {gib(steady)} at rest."
         severity = "error"
     else:
         cause = f"GPU {load.index}: the serving peak is {gib(serving)} of {gib(total)}, but may reach {gib(high)}" + (
@@ -249,8 +277,16 @@ def _cache_findings(plan: Plan) -> list[Finding]:
     if rank.context.bytes + rank.other_processes + rank.weight_bytes > rank.gpu.total_bytes:
         return []  # oom-weights says it
     if cache.available_bytes <= 0:
+        if _weights_pass_budget(rank):
+            share = f"{settings.gpu_memory_utilization:g} x {gib(rank.gpu.total_bytes)}"
+            start = (
+                f"The weights take {gib(rank.weight_bytes)} of a budget of {gib(rank.requested)} ({share}): "
+                f"{gib(rank.weight_bytes - rank.requested)} too much before anything else. With the"
+            )
+        else:
+            start = f"The budget of {gib(rank.requested)} is used up: weights {gib(rank.weight_bytes)},"
         cause = (
-            f"The budget of {gib(rank.requested)} is used up: weights {gib(rank.weight_bytes)}, profile "
+            f"{start} profile "
             f"{gib(rank.profile.bytes)} ({rank.profile_phase}), libraries {gib(rank.growth.bytes)}, graphs "
             f"{gib(rank.estimate.bytes)}; {gib(-cache.available_bytes)} are missing before the first block."
         )
