@@ -42,6 +42,18 @@ Capturing CUDA graphs (decode, FULL): 100%|##########| 35/35
 (EngineCore pid=2) INFO 11-30 09:51:04 [core.py:413] init engine (profile, create kv cache, warmup model) took 83.48 s
 (APIServer pid=1) INFO:     Application startup complete.
 """
+# vLLM 0.32 on a CPU, eager, the cache's size given
+START_CPU = """\
+(APIServer pid=1) INFO 11-30 17:12:01 [startup.py:96] non-default args: {'model_tag': '/models/tiny'}
+(EngineCore pid=2) INFO 11-30 17:12:13 [core.py:114] Initializing a V1 LLM engine (v0.32.0+cpu) with config: model='/models/tiny'
+(Worker pid=3) INFO 11-30 17:12:25 [cpu_model_runner.py:62] Starting to load model /models/tiny...
+(Worker pid=3) INFO 11-30 17:12:26 [cpu_worker.py:260] Explicitly set (0.06/23.54) GiB for KV cache on node 0.
+(EngineCore pid=2) INFO 11-30 17:12:26 [kv_cache_utils.py:2327] CPU KV cache size: 26,112 tokens, Maximum concurrency for 1,024 tokens per request: 25.50x
+(EngineCore pid=2) INFO 11-30 17:12:26 [core.py:413] init engine (profile, create kv cache, warmup model) took 0.05 s
+INFO:     Started server process [1]
+INFO:     Waiting for application startup.
+INFO:     Application startup complete.
+"""
 ALL = ["starting", "engine", "loading", "profiling", "profiling-graphs", "cache", "capturing", "warming-up", "serving"]
 
 
@@ -65,6 +77,10 @@ def test_a_start_goes_through_its_phases_once(text: str) -> None:
 def test_an_eager_start_has_no_graphs() -> None:
     text = "\n".join(line for line in START_V1.splitlines() if "graph" not in line.lower())
     assert read(text)[1] == [name for name in ALL if name not in ("profiling-graphs", "capturing")]
+
+
+def test_a_start_on_a_processor() -> None:
+    assert read(START_CPU)[1] == ["starting", "engine", "loading", "cache", "warming-up", "serving"]
 
 
 def oom(*frames: str, before: str = "") -> str:
