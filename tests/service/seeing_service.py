@@ -6,9 +6,11 @@ import asyncio
 import base64
 import io
 import json
+import queue
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -246,6 +248,27 @@ async def serving(*faults: str) -> AsyncIterator[tuple[str, SeeingService]]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", service
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def serving_in_thread(*faults: str) -> Iterator[str]:
+    """The address of such a service, for callers that have an event loop of their own."""
+    opened: queue.Queue[str] = queue.Queue()
+    ending = threading.Event()
+
+    async def run() -> None:
+        async with serving(*faults) as (url, _):
+            opened.put(url)
+            while not ending.is_set():
+                await asyncio.sleep(0.02)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        yield opened.get(timeout=10)
+    finally:
+        ending.set()
+        thread.join(10)
 
 
 def _parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,9 +26,10 @@ def demo(once: bool, port: int | None, keep: bool) -> None:
     Writes a tiny vision-language model with random weights, plans it for this machine's memory, serves it under
     supervision behind the gateway, and proves from end to end that the service works. Stays until Ctrl-C.
     """
+    from loadmaster.edge.statehome import StateError
     from loadmaster.engines.base import EngineError
     from loadmaster.service.demo import DemoError, demonstration
-    from loadmaster.service.launch import Refusal, StateError, SuperviseError
+    from loadmaster.service.refusal import Refusal, SuperviseError
     from loadmaster.service.verifyclient import ServiceError
 
     code = OK

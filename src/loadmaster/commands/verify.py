@@ -15,7 +15,6 @@ from loadmaster.terminal import file_errors, terminal_paint, terminal_width, wri
 
 if TYPE_CHECKING:
     from loadmaster.config import Loaded
-    from loadmaster.core.facts import LoadSheet
     from loadmaster.core.verification import Report, Step
     from loadmaster.service.verifylocal import Installation
 
@@ -78,10 +77,9 @@ def verify(
             raise Failure(f"{url!r} is no address of a service", "it begins with http:// or https://")
     else:
         loaded = _deployment(name)
-        installation = find_installation(loaded)
-        limits = planned_limits(installation)
-        url = address_of(loaded)
         key = key or _key_of(loaded)
+        url, installation = find_service(loaded)
+        limits = planned_limits(installation)
     if concurrency is not None:
         limits = structs.replace(limits, concurrency=concurrency)
     progress = None if as_json else _show
@@ -156,37 +154,27 @@ def _deployment(name: str | None) -> Loaded:
         raise Failure(error.message, error.hint) from None
 
 
-def find_installation(loaded: Loaded) -> Installation:
-    """Where the deployment's engine runs, with the plan of its last start."""
-    from loadmaster.service.enginestate import read_state
+def find_service(loaded: Loaded) -> tuple[str, Installation]:
+    """Where the deployment's gateway listens, and where its engine runs, with the plan of its last start."""
+    from loadmaster.service.places import Places
+    from loadmaster.service.status import status_of
     from loadmaster.service.verifylocal import Installation
+    from loadmaster.service.webprogram import read_plan
 
-    folder = loaded.path.parent
-    state = read_state(folder / "engine.json")
-    return Installation(
-        deployment=loaded.deployment,
-        plan=_plan(folder / "plan.json"),
-        log=folder / "logs" / "backend.log",
-        engine_pid=state.pid if state is not None else None,
+    deployment = loaded.deployment
+    places = Places(loaded.path.parent)
+    status = status_of(places, deployment)
+    if status.gateway.url is None:
+        said = f", {status.message}" if status.message else ""
+        raise Failure(
+            f"{deployment.name} is not up: {status.state}{said}", f"loadmaster up {deployment.name}", exit_code=PROBLEM
+        )
+    return status.gateway.url, Installation(
+        deployment=deployment,
+        plan=read_plan(places.plan),
+        log=places.backend_log,
+        engine_pid=status.backend.pid,
     )
-
-
-def _plan(path: Path) -> LoadSheet | None:
-    import msgspec
-
-    from loadmaster.core.facts import LoadSheet
-
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LoadSheet)
-    except (OSError, msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def address_of(loaded: Loaded) -> str:
-    """Where the deployment's gateway listens."""
-    gateway = loaded.deployment.gateway
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}"
 
 
 def _key_of(loaded: Loaded) -> str | None:

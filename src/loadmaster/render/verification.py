@@ -50,9 +50,10 @@ def step_line(step: Step, width: int, paint: Paint = plain) -> str:
 def report_summary(report: Report, width: int, paint: Paint = plain) -> str:
     """The last lines: how many steps, and what it adds up to."""
     found = counts(report.steps)
-    numbers = ", ".join(
-        f"{number} {_WORDS[status]}" for status, number in found.items() if number or status != "failed"
-    )
+    weak = sum(step.control and step.status == "failed" for step in report.steps)
+    numbers = f"{found['passed']} passed, {found['failed'] - weak} failed"
+    numbers += f", {weak} too hard for the model" if weak else ""
+    numbers += f", {found['not_applicable']} not applicable"
     lines = [f"{numbers}; {report.seconds:.1f} s", ""]
     for note in report.notes:
         lines += wrap(f"note: {note}", width, "", "      ")

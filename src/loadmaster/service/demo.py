@@ -26,9 +26,10 @@ from loadmaster.edge.ports import next_free
 from loadmaster.edge.statehome import state_home
 from loadmaster.edge.tinymodel import RANDOM_KEY, write_tiny_model
 from loadmaster.service import verifypictures
-from loadmaster.service.launch import begin, take_down, wait_until_up
+from loadmaster.service.launch import begin, wait_until_up
 from loadmaster.service.places import Places
 from loadmaster.service.status import Status
+from loadmaster.service.takedown import take_down
 from loadmaster.service.verify import planned_limits, verify
 from loadmaster.service.verifyclient import Service
 from loadmaster.service.verifylocal import Installation

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 import aiohttp
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from loadmaster.core.verification import Kind, Limits, Report, Step, verdict
 from loadmaster.service import verifylocal, verifysteps
@@ -169,20 +169,14 @@ def _local(name: str, installation: Installation | None, watch: Watch) -> Step:
 
 
 def planned_limits(installation: Installation) -> Limits:
-    """What the deployment and its plan say that the service holds."""
+    """What the deployment and its plan say that the service holds, as its gateway reads them."""
+    from loadmaster.service.webprogram import concurrency, picture_rules
+
     deployment, plan = installation.deployment, installation.plan
-    limits = Limits(concurrency=deployment.limits.concurrency, images=deployment.limits.max_images)
-    if plan is None:
-        return limits
-    cache, settings = plan.kv_cache, plan.settings
-    concurrency = limits.concurrency
-    if concurrency is None and cache is not None and cache.max_concurrency is not None:
-        concurrency = max(1, int(cache.max_concurrency))
-        if settings is not None:
-            concurrency = min(concurrency, settings.max_num_seqs)
-    return structs.replace(
-        limits,
-        concurrency=concurrency,
+    cache = plan.kv_cache if plan is not None else None
+    return Limits(
+        concurrency=concurrency(deployment, plan),
         context=cache.max_model_len if cache is not None else None,
-        pictures=True if plan.images is not None else None,
+        images=picture_rules(deployment, plan).max_images,
+        pictures=True if plan is not None and plan.images is not None else None,
     )

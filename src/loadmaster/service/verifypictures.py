@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from functools import cache
 from random import Random
 
 from msgspec import Struct
@@ -50,6 +51,7 @@ def two_shapes(random: Random) -> Picture:
     )
 
 
+@cache
 def one_colour(colour: str) -> Picture:
     """A large disc of this colour on white."""
     image = Image.new("RGB", (384, 384), _WHITE)
