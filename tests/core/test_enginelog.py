@@ -1,7 +1,5 @@
 """Phases and causes out of engines' logs."""
 
-# ruff: noqa: E501 - lines as the engines write them
-
 from __future__ import annotations
 
 import pytest
