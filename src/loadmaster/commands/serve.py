@@ -137,7 +137,7 @@ def _made_for(model: str, known: list[str]) -> str:
     from loadmaster.commands.firstplan import absolute
     from loadmaster.config import ConfigError, load_deployment
 
-    model = absolute(model)[0]
+    model = absolute(model)
     for name in known:
         try:
             if load_deployment(name).deployment.model == model:

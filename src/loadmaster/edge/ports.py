@@ -43,8 +43,8 @@ def holder(port: int) -> tuple[int, str] | None:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):
-            for descriptor in os.scandir(entry / "fd"):
+        with contextlib.suppress(OSError), os.scandir(entry / "fd") as descriptors:
+            for descriptor in descriptors:
                 with contextlib.suppress(OSError):
                     if os.readlink(descriptor.path) in wanted:  # noqa: PTH115 - not a path of the file system
                         process = read_process(int(entry.name))

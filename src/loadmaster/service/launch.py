@@ -27,6 +27,7 @@ from loadmaster.service.supervise import (
     sweep,
     write_configuration,
 )
+from loadmaster.service.supervisorclient import Supervisor, SupervisorError
 from loadmaster.service.takedown import Said, alone
 
 _LOOK_EVERY_S = 0.2
@@ -53,10 +54,10 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
     places.make()
     with alone(places, deployment, said):
         if supervisor_pid(places) is not None:
-            ended = _ended_programs(places)
-            if not ended:
+            why = _why_anew(places)
+            if why is None:
                 return Begun(already=True)
-            said(f"{' and '.join(ended)} had ended; starting anew")
+            said(f"{why}; starting anew")
             stop(places, deployment.supervision.stop_s, said)
         if leftovers(places) or places.socket.exists() or places.engine_run.exists():
             left = sweep(places, said)
@@ -100,10 +101,17 @@ def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show
         time.sleep(_LOOK_EVERY_S)
 
 
-def _ended_programs(places: Places) -> list[str]:
-    """The programs that the supervisor does not start again by itself."""
-    programs = status_of(places).supervisor.programs
-    return [name for name in sorted(programs) if programs[name] in _SETTLED]
+def _why_anew(places: Places) -> str | None:
+    """Why a supervisor that lives is no reason to leave all as it is; None: it is one."""
+    supervisor = Supervisor(places.socket)
+    try:
+        if not supervisor.stays():
+            return "the supervisor is shutting down"
+        states = {name: str(one["statename"]) for name, one in supervisor.programs().items()}
+    except SupervisorError:
+        return "the supervisor does not answer"
+    ended = [name for name in sorted(states) if states[name] in _SETTLED]
+    return f"{' and '.join(ended)} had ended" if ended else None
 
 
 def _check_gateway_port(deployment: Deployment) -> None:

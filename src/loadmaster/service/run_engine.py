@@ -30,7 +30,7 @@ from loadmaster.edge.ports import holder, is_free
 from loadmaster.edge.process import Child, Exit, ProcessError, Stopped
 from loadmaster.edge.statehome import StateError
 from loadmaster.engines.base import Engine, EngineError
-from loadmaster.engines.readiness import NotReady, Ready, wait_ready, warm_up, warm_up_picture
+from loadmaster.engines.readiness import NotReady, Ready, probe, wait_ready, warm_up, warm_up_picture
 from loadmaster.service import backoff, gpumemory
 from loadmaster.service.background import in_thread
 from loadmaster.service.causes import exit_code_of, failure_findings, oom_kills
@@ -50,7 +50,7 @@ from loadmaster.service.enginestate import (
 from loadmaster.service.enginewatch import watch_engine
 from loadmaster.service.guard import Guard, end_run
 from loadmaster.service.outputs import Outputs, secret_values
-from loadmaster.service.places import Busy, Places, locked
+from loadmaster.service.places import FOLDER_VARIABLE, Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port
 from loadmaster.service.preparation import Prepared, engine_of, prepare, refuse
 from loadmaster.service.refusal import Refusal
@@ -61,6 +61,7 @@ _MEMORY_LOOK_S = 2.0
 _LOCK_WAIT_S = 60.0
 _HURRY_S = 4.0  # patience with an engine whose supervisor has gone
 _READ_REST_S = 2.0
+_PROBE_S = 10.0
 
 T = TypeVar("T")
 
@@ -93,7 +94,9 @@ class RunEngine:
         self._stop_patience_s = deployment.supervision.stop_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._prepared = Prepared()
-        self._state = EngineState(state="checking", since=time.time(), runner=Pid.of(os.getpid()))
+        self._state = EngineState(
+            state="checking", since=time.time(), runner=Pid.of(os.getpid()), supervisor=supervisor
+        )
 
     # ------------------------------------------------------------------------------------------ the run
 
@@ -174,6 +177,10 @@ class RunEngine:
                     report=lambda text: self._say("warming-up", text),
                 )
             )
+            # a picture that is refused is no failure of the start; an engine that is silent afterwards is
+            silent: str | None = None
+            if done.problems:
+                silent = await self._while_it_lives(probe(url, model, key, _PROBE_S, chat=ready.chat))
         except NotReady as reason:
             hint = f" ({reason.hint})" if reason.hint else ""
             if self._ended() is not None:
@@ -185,6 +192,9 @@ class RunEngine:
             return self._died()
         for problem in done.problems:
             self._log(hide_in_text(problem))
+        if silent is not None:
+            message = hide_in_text(f"it stopped answering in its warm-up: {'; '.join(done.problems)}")
+            return Outcome(code=CRASHED, message=message, findings=self._failure_findings(), crashed=True)
         seconds = {"listed": ready.listed_s, "answered": ready.answered_s, "ready": time.monotonic() - begin}
         seconds |= {"warm-up text": done.text_s} if done.text_s is not None else {}
         seconds |= {"warm-up picture": done.picture_s} if done.picture_s is not None else {}
@@ -456,6 +466,7 @@ def _outcome_of(work: asyncio.Task[Outcome]) -> Outcome:
 def run_engine(deployment: Deployment, places: Places, supervisor: int | None = None) -> int:
     """Run the engine of a deployment and return the exit code. Raises :class:`StateError`."""
     places.make()
+    os.environ[FOLDER_VARIABLE] = str(places.folder)  # under another supervisor, or none
     try:
         with locked(places.engine_lock, _LOCK_WAIT_S, _say_waiting):
             return asyncio.run(RunEngine(deployment, places, supervisor).run())

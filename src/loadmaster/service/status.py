@@ -129,7 +129,7 @@ def status_of(places: Places, deployment: Deployment | None = None) -> Status:
         findings=said.findings if said is not None else (),
         exit=said.exit if said is not None else None,
         timings=said.timings if said is not None and state == "ready" else {},
-        left_over=tuple(member.pid for member in everyone) if supervisor.pid is None else (),
+        left_over=tuple(member.pid for member in everyone) if supervisor.pid is None and runner is None else (),
     )
 
 
@@ -148,7 +148,7 @@ def _judge(
             return "backing-off", said.message
         if said.state == "ready" and (said.process is None or not said.process.alive):
             return "exited", "the engine has just ended"
-        if supervisor.pid is None and said.state not in FINAL:
+        if said.supervisor is not None and supervisor.pid is None and said.state not in FINAL:
             return "stopping", f"its supervisor was killed; {again}"
         return said.state, said.message
     if said.state in FINAL:

@@ -30,6 +30,7 @@ LOG_BYTES = 20 << 20
 LOG_KEEP = 5
 _START_S = 20.0
 _LEFTOVERS_TERM_S = 6.0
+_OWN_END_S = 1.0
 # beyond stop_s: what run-engine takes to end stragglers, read the rest of the log, and look at the cards
 _STOP_SLACK_S = 40
 _WEB_STOP_S = 30
@@ -229,8 +230,9 @@ def _shut_down(places: Places, pid: int, patience_s: float) -> None:
 
 def sweep(places: Places, said: Callable[[str], None] = lambda text: None) -> tuple[Member, ...]:
     """End what a killed supervisor left, remove stale files, and make ``engine.json`` true. Returns what is left."""
+    _end_runner(places)
     # their own way to an end takes a moment when the supervisor has just gone
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + _OWN_END_S
     while (found := leftovers(places)) and time.monotonic() < deadline:
         time.sleep(0.05)
     if found:
@@ -251,3 +253,15 @@ def sweep(places: Places, said: Callable[[str], None] = lambda text: None) -> tu
         with contextlib.suppress(StateError):
             write_state(places.engine, ended)
     return leftovers(places)
+
+
+def _end_runner(places: Places) -> None:
+    """Ask a run-engine to stop that no supervisor of ours started."""
+    state = read_state(places.engine)
+    if state is None or state.runner is None or not state.runner.alive or state.runner.pid == os.getpid():
+        return
+    with contextlib.suppress(OSError):
+        os.kill(state.runner.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _LEFTOVERS_TERM_S
+    while state.runner.alive and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 5.0
+_RUNNING = 1  # supervisord's number of its own state
 
 
 class SupervisorError(Exception):
@@ -55,6 +56,10 @@ class Supervisor:
 
     def pid(self) -> int:
         return int(self._call("getPID"))
+
+    def stays(self) -> bool:
+        """Whether it goes on; False: it is shutting down."""
+        return int(self._call("getState")["statecode"]) == _RUNNING
 
     def programs(self) -> dict[str, dict[str, Any]]:
         """Program → what supervisorctl's status knows of it: statename, pid, start, exitstatus, description."""
