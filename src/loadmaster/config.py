@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from loadmaster.core.configvalues import SettingError, convert, from_text, near
 from loadmaster.core.deployment import RUN_VARIABLE, SCHEMA, Deployment, problems
-from loadmaster.core.deploymentfile import deployment_text, is_section, setting_keys, setting_type
+from loadmaster.core.deploymentfile import deployment_text, is_section, setting_keys, setting_type, toml_value
 from loadmaster.core.keypaths import key_lines, line_of
 from loadmaster.core.migrations import SchemaError, migrate, schema_of
 from loadmaster.edge import statehome
@@ -29,6 +29,7 @@ __all__ = [
     "CONFIGURATION",
     "ConfigError",
     "Loaded",
+    "change_value",
     "deployment_folder",
     "list_deployments",
     "load_deployment",
@@ -137,6 +138,36 @@ def write_deployment(
         _keep(path)
     statehome.write_file(path, content)
     return path
+
+
+def change_value(path: Path, key: str, value: Any) -> None:
+    """Sets one key in a file and leaves every other line, comments too, as it is. Raises :class:`ConfigError`.
+
+    A file in which the key cannot be reached by lines (an inline table) is written anew, the old one kept as .bak.
+    """
+    text = _text(path)
+    section, _, name = key.rpartition(".")
+    lines = key_lines(text)
+    rows = text.split("\n")
+    here = lines.get(tuple(key.split(".")))
+    written = f"{name} = {toml_value(value)}"
+    if here is not None and _is_one_line(rows[here - 1], name):
+        rows[here - 1] = written
+    elif here is None and section and (section,) in lines and rows[lines[(section,)] - 1].lstrip().startswith("["):
+        rows.insert(lines[(section,)], written)
+    else:
+        raw = _current(_parse(path, text))[0]
+        _set(raw, key, value)
+        write_deployment(msgspec.convert(convert(raw, Deployment), Deployment), overwrite=True, folder=path.parent)
+        return
+    changed = "\n".join(rows)
+    _parse(path, changed)
+    statehome.write_file(path, changed.encode("utf-8"))
+
+
+def _is_one_line(row: str, name: str) -> bool:
+    """Whether a line holds this key and its whole value, a plain text or number, and no comment to be lost."""
+    return re.fullmatch(rf"""\s*{re.escape(name)}\s*=\s*("[^"\\]*"|'[^']*'|[\w.+-]+)\s*""", row) is not None
 
 
 # ---------------------------------------------------------------------------------------------- the file

@@ -172,7 +172,12 @@ class _Command(Struct, frozen=True):
 
 def _build(building: Path, version: str, python: str, pip: Sequence[str], report: Report) -> None:
     report(f"making an environment with {python}")
-    _run((python, "-m", "venv", str(building)), report, "the environment could not be made", 300.0)
+    _run(
+        (python, "-m", "venv", "--prompt", f"{PREFIX}{version}", str(building)),
+        report,
+        "the environment could not be made",
+        300.0,
+    )
     own = str(building / "bin" / "python")
     flags = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", *pip)
     _run(
@@ -200,7 +205,13 @@ def _run(argv: tuple[str, ...], report: Report, failed: str, timeout_s: float) -
             raise EngineEnvironmentError(f"{failed}: {error.message}", error.hint) from None
         finally:
             os.close(writer)
-        watch = threading.Timer(timeout_s, child.stop, (2.0,))  # ends the output, also that of a hanging download
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            child.stop(2.0)  # ends the output, also that of a hanging download
+
+        watch = threading.Timer(timeout_s, expire)
         watch.daemon = True
         watch.start()
         try:
@@ -208,12 +219,14 @@ def _run(argv: tuple[str, ...], report: Report, failed: str, timeout_s: float) -
                 lines.append(line.rstrip())
                 report(lines[-1])
                 del lines[:-_KEPT_LINES]
-            late = not watch.is_alive()
+            watch.cancel()
+            watch.join()
             ended = child.wait(_END_S)
         finally:
             watch.cancel()
+            watch.join()
             child.stop(2.0)
-    if ended is None or late:
+    if ended is None or late.is_set():
         raise EngineEnvironmentError(f"{failed}: no end after {timeout_s / 60:.0f} minutes")
     if ended.code != 0:
         raise _failed(failed, lines)
