@@ -9,7 +9,7 @@ import json
 import queue
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any
@@ -35,6 +35,7 @@ class SeeingService:
         self.places = asyncio.Semaphore(PLACES)
         self.bodies: list[dict[str, Any]] = []
         self.last_picture: Image.Image | None = None
+        self.count: Callable[[], int] = lambda: self.running
 
     # ------------------------------------------------------------------------------------------ routes
 
@@ -50,7 +51,7 @@ class SeeingService:
     async def metrics(self, request: web.Request) -> web.Response:
         if "no-metrics" in self.faults:
             raise web.HTTPNotFound
-        return web.Response(text=f'vllm:num_requests_running{{engine="0"}} {self.running}.0\n')
+        return web.Response(text=f'vllm:num_requests_running{{engine="0"}} {self.count()}.0\n')
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         self._authorise(request)

@@ -140,6 +140,22 @@ def test_a_service_that_goes_on_without_its_clients_is_found_without_metrics() -
     assert named(report, "failed") == {"cancel"}
 
 
+def test_an_engine_that_goes_on_behind_its_gateway_is_found(tmp_path: Path) -> None:
+    async def run() -> Report:
+        async with serving() as (url, _), serving() as (engine_url, engine):
+            engine.running = 2  # what the engine counts from before is no fault
+            installation = Installation(
+                deployment=Deployment(name="d", model="m"), log=tmp_path / "none", engine_url=engine_url
+            )
+            counted = iter([2, *[3] * 1000])
+            engine.count = lambda: next(counted)
+            return await verify(url, limits=FOUR, installation=installation, seed=7, timeout_s=20)
+
+    report = asyncio.run(run())
+    assert named(report, "failed") == {"cancel"}
+    assert "still counts 3 requests (2 before)" in detail(report, "cancel")
+
+
 def test_unknown_limits_leave_steps_out_with_words() -> None:
     report, _ = proof("no-context", "no-metrics", limits=Limits())
     assert report.ok is True

@@ -174,6 +174,7 @@ def find_service(loaded: Loaded) -> tuple[str, Installation]:
         plan=read_plan(places.plan),
         log=places.backend_log,
         engine_pid=status.backend.pid,
+        engine_url=status.backend.url,
     )
 
 

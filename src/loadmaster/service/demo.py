@@ -179,7 +179,11 @@ def _up(folder: Path, deployment: Deployment, places: Places, said: Said) -> Dem
         deployment=deployment,
         plan=plan,
         installation=Installation(
-            deployment=deployment, plan=plan, log=places.backend_log, engine_pid=status.backend.pid
+            deployment=deployment,
+            plan=plan,
+            log=places.backend_log,
+            engine_pid=status.backend.pid,
+            engine_url=status.backend.url,
         ),
         random_weights=read_header(Path(deployment.model)).metadata.get(RANDOM_KEY) is True,
         ready_s=time.monotonic() - begun,

@@ -82,6 +82,7 @@ async def verify(
         service = Service(session, url, api_key=api_key, timeout_s=timeout_s)
         service.model = model or ""
         proof = Proof(service, limits or Limits(), Random(secrets.randbits(64) if seed is None else seed))
+        proof.engine_url = installation.engine_url if installation is not None else None
         watcher = verifylocal.watching() if installation is not None else contextlib.nullcontext(Watch())
         async with watcher as watch:
             for plan in STEPS:

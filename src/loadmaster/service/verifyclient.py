@@ -70,9 +70,9 @@ class Service:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._limit_name = "max_tokens"
 
-    async def get(self, path: str, timeout_s: float | None = None) -> tuple[int, bytes]:
-        """Status and body of a GET. Raises :class:`ServiceError` when nobody answers."""
-        async with self._request("GET", path, None, timeout_s or self.timeout_s) as response:
+    async def get(self, path: str, *, base: str | None = None, timeout_s: float | None = None) -> tuple[int, bytes]:
+        """Status and body of a GET, from another address if ``base`` is one. Raises :class:`ServiceError`."""
+        async with self._request("GET", path, None, timeout_s or self.timeout_s, base) as response:
             return response.status, await _body(response)
 
     async def chat(self, messages: Messages, *, max_tokens: int, timeout_s: float | None = None, **more: Any) -> Answer:
@@ -170,12 +170,13 @@ class Service:
 
     @asynccontextmanager
     async def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, base: str | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(_CONNECT_S, timeout_s))
+        headers = self._headers if base in (None, self.url) else {}  # the key is for the service alone
         try:
             async with self._session.request(
-                method, self.url + path, json=body, headers=self._headers, timeout=timeout, allow_redirects=False
+                method, (base or self.url) + path, json=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
         except aiohttp.ConnectionTimeoutError as error:

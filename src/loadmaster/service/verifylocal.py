@@ -26,12 +26,13 @@ _LOG_HEAD = 2 << 20
 
 
 class Installation(Struct, frozen=True, kw_only=True):
-    """Where the service runs. ``plan`` None: it was never planned. ``engine_pid`` None: unknown."""
+    """Where the service runs. ``plan`` None: it was never planned. ``engine_pid``, ``engine_url`` None: unknown."""
 
     deployment: Deployment
     plan: LoadSheet | None = None
     log: Path | None = None
     engine_pid: int | None = None
+    engine_url: str | None = None
 
 
 class Watch:

@@ -50,7 +50,8 @@ class Proof:
     """What the steps know of each other.
 
     ``picture_refusal``: the service's words for not taking pictures. ``too_weak``: the controls that the model
-    answered wrongly. ``alone_s``: seconds of a short request with nothing else running.
+    answered wrongly. ``alone_s``: seconds of a short request with nothing else running. ``engine_url``: of the
+    engine behind the service, where it is on this machine.
     """
 
     def __init__(self, service: Service, limits: Limits, random: Random) -> None:
@@ -63,6 +64,7 @@ class Proof:
         self.picture_refusal: str | None = None
         self.too_weak: set[str] = set()
         self.alone_s: float | None = None
+        self.engine_url: str | None = None
 
     def tokens(self, wanted: int) -> int:
         """At most half of the context, if it is known."""
@@ -284,8 +286,12 @@ async def cancel(proof: Proof) -> Outcome:
     question = said("Count from 1 to 2000, one number in a line.")
     most = proof.tokens(2000)
     async with AsyncExitStack() as streams:
-        for _ in range(at_once):
-            await streams.enter_async_context(proof.service.open_stream([question], max_tokens=most))
+        opening = (
+            streams.enter_async_context(proof.service.open_stream([question], max_tokens=most)) for _ in range(at_once)
+        )
+        for result in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
     left = time.monotonic()
     bound = _FREE_AGAIN_S + 4 * (proof.alone_s or 0.0)
     try:
@@ -319,22 +325,20 @@ async def _freed(proof: Proof, at_once: int, before: int, left: float) -> Outcom
 
 
 async def _requests(proof: Proof) -> int | None:
-    """Requests that run or wait, by the service's /metrics; None when it has none."""
-    try:
-        status, raw = await proof.service.get("/metrics", timeout_s=10)
-    except ServiceError:
-        return None
-    if status != 200:
-        return None
+    """Requests that run or wait: by the engine's own /metrics where they can be had, else by the service's."""
     wanted = load_toml("verify-phrases.toml")["requests"]
-    found = [
-        float(match.group(2))
-        for match in re.finditer(
-            r"^([A-Za-z_:]+)(?:\{[^\n]*\})? +([0-9.eE+]+)", raw.decode("utf-8", "replace"), re.MULTILINE
-        )
-        if match.group(1) in wanted
-    ]
-    return round(sum(found)) if found else None
+    for base in (proof.engine_url, proof.service.url):
+        if base is None:
+            continue
+        try:
+            status, raw = await proof.service.get("/metrics", base=base, timeout_s=10)
+        except ServiceError:
+            continue
+        samples = _SAMPLE.finditer(raw.decode("utf-8", "replace") if status == 200 else "")
+        found = [float(sample["value"]) for sample in samples if sample["name"] in wanted]
+        if found:
+            return round(sum(found))
+    return None
 
 
 # ------------------------------------------------------------------------------------------------ answers
