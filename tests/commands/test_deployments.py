@@ -99,6 +99,15 @@ def test_init_keeps_given_flags_that_fit(model: Path, home: Path) -> None:
     assert load_deployment("cat").deployment.engine.flags == given
 
 
+def test_init_pins_the_release_that_is_installed(model: Path, home: Path) -> None:
+    python = home / "engines" / "vllm-0.24.0" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert loadmaster("init", "cat", "--model", str(model), "--gpus", "2x24GiB").code == 0
+    assert "# Planned for vllm 0.24.0 on 2x24GiB: it fits.\n" in written("cat")
+    assert load_deployment("cat").deployment.engine.version == "0.24.0"
+
+
 def test_init_without_cards_says_that_nothing_was_planned(
     model: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,10 +499,10 @@ hint: give --yes
 @pytest.mark.parametrize(
     ("code", "arguments", "sign"),
     [
-        (HOLD, ["FOLDER/logs/backend.log"], "writes logs/backend.log"),
-        (WAIT, ["-c", "FOLDER/run/supervisord.conf"], "started from its run folder"),
+        (HOLD, ["HERE/logs/backend.log"], "writes logs/backend.log"),
+        (WAIT, ["-c", "HERE/run/supervisord.conf"], "started from its run folder"),
         (WAIT, ["run-engine", "cat"], "run-engine"),
-        (WAIT, ["LOADMASTER_FOLDER=FOLDER"], "belongs to it"),
+        (WAIT, ["LOADMASTER_FOLDER=HERE"], "belongs to it"),
     ],
 )
 def test_remove_refuses_while_something_runs(code: str, arguments: list[str], sign: str) -> None:
@@ -501,7 +510,7 @@ def test_remove_refuses_while_something_runs(code: str, arguments: list[str], si
     folder = deployment_folder("cat")
     for part in ("run", "logs"):
         (folder / part).mkdir()
-    with process(code, *(word.replace("FOLDER", str(folder)) for word in arguments)) as child:
+    with process(code, *(word.replace("HERE", str(folder)) for word in arguments)) as child:
         seen = loadmaster("remove", "cat", "--yes")
         assert (seen.code, seen.out) == (1, "")
         assert f"(process {child.pid}): {sign}\nhint: loadmaster down cat\n" in seen.err

@@ -79,8 +79,9 @@ def init(
         if path.exists() and not force:
             raise Failure(f"{path} exists already", "--force writes it anew and keeps the old one as .bak")
         others = [one for one in _readable() if one.name != name]
-    planned = first_plan(model, projector, gpu_spec, engine, _installed_version(engine), flags)
-    deployment = _first_deployment(name, gpu_spec, port, planned, others)
+    version = _installed_version(engine)
+    planned = first_plan(model, projector, gpu_spec, engine, version, flags)
+    deployment = _first_deployment(name, gpu_spec, port, planned, others, version)
     with config_errors():
         write_deployment(deployment, notes=planned.notes, overwrite=force)
     write_result(_said(path, deployment, planned))
@@ -109,7 +110,7 @@ def _installed_version(kind: str | None) -> str | None:
 
 
 def _first_deployment(
-    name: str, gpu_spec: str, port: int | None, planned: FirstPlan, others: list[Deployment]
+    name: str, gpu_spec: str, port: int | None, planned: FirstPlan, others: list[Deployment], version: str | None
 ) -> Deployment:
     import msgspec
 
@@ -125,6 +126,7 @@ def _first_deployment(
         "gpus": gpu_spec,
         "engine": {
             "kind": planned.kind,
+            "version": version if planned.kind == "vllm" else None,
             "flags": list(planned.flags),
             "port": free_port(ENGINE_PORT, {*taken, gateway}),
         },

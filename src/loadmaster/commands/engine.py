@@ -48,7 +48,16 @@ def install(name: str, version: str | None, model: str | None, python: str) -> N
         raise Failure("llama.cpp is a part of loadmaster itself", "pip install 'loadmaster[cpu]'")
     version = chosen_release(version, model, python)
     made = run_install(version, python)
+    newest = [one.name for one in _deployments() if _takes_the_newest(one)]
+    if newest:
+        click.echo(f"note: {', '.join(newest)}: no engine.version, so the newest release is taken at a start", err=True)
     write_result(f"installed vLLM {made.version} in {made.path}\n")
+
+
+def _takes_the_newest(deployment: Deployment) -> bool:
+    from loadmaster.service.upgrade import can_move
+
+    return can_move(deployment) and deployment.engine.version is None
 
 
 def run_install(version: str, python: str) -> Environment:

@@ -33,8 +33,7 @@ def running(folder: Path, name: str) -> tuple[Running, ...]:
 
     Signs: the folder in the environment, an argument under ``run/`` (the supervisor), our own programs with this
     name, or a file of the folder that is open for writing (an engine and its log). Where the system has no
-    ``/proc``, the supervisor's own
-    number is all there is.
+    ``/proc``, the supervisor's own number is all there is.
     """
     table = read_processes()
     if not table:
