@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launchcases import codes, dense, found, of, vision
-from loadmaster.core.checks.architecture import has_class
 from loadmaster.core.facts import Finding, TensorGroup
+from loadmaster.core.releasetable import has_class
+from tests.launchcases import codes, dense, found, of, vision
 
 QWEN35 = "Qwen3_5MoeForConditionalGeneration"
 MTP = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
@@ -21,10 +21,13 @@ MTP = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'""
         (QWEN35, "0.16.0", False),
         ("Qwen2_5_VLForConditionalGeneration", "0.7.2", None),  # between two releases that differ
         ("Qwen2_5_VLForConditionalGeneration", "0.6.6", False),
-        ("LlamaForCausalLM", "0.2.7", None),  # before the oldest release looked at
+        ("LlamaForCausalLM", "0.2.0", None),  # before the oldest release looked at
         ("MllamaForConditionalGeneration", "0.33.0", False),
         ("MllamaForConditionalGeneration", "0.8.5", True),
         ("NoSuchForCausalLM", "0.33.0", False),
+        ("ChatGLMForConditionalGeneration", "0.6.6", True),  # there, gone for a while, and there again
+        ("ChatGLMForConditionalGeneration", "0.7.3", False),
+        ("ChatGLMForConditionalGeneration", "0.33.0", True),
     ],
 )
 def test_has_class(architecture: str, version: str, answer: bool | None) -> None:

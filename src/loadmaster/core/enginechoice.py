@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from loadmaster.core.engineversion import version_key
+from loadmaster.core.releasetable import architecture_runs, releases
 from loadmaster.core.tables import load_toml
 
 _DATA = "engine-requirements.toml"
@@ -35,8 +36,7 @@ class Choice(Struct, frozen=True):
 def known_releases() -> tuple[str, ...]:
     """The releases that were looked at and whose needs are known, oldest first."""
     oldest = version_key(load_toml(_DATA)["vllm"]["oldest"])
-    releases = load_toml("architecture-versions.toml")["releases"]
-    return tuple(release for release in releases if version_key(release) >= oldest)
+    return tuple(release for release in releases() if version_key(release) >= oldest)
 
 
 def choose_release(machine: Machine, architecture: str | None = None) -> Choice:
@@ -91,14 +91,14 @@ def _row_objections(row: dict[str, Any], machine: Machine) -> Iterator[str]:
 
 
 def _architecture_objections(version: str, architecture: str) -> Iterator[str]:
-    runs = load_toml("architecture-versions.toml")["architectures"].get(architecture)
-    if runs is None:
+    runs = architecture_runs(architecture)
+    if not runs:
         return  # no class in any release: transformers or the repository's own code is tried, in any of them
-    key = version_key(version)
-    if key < version_key(runs[0]):
-        yield f"{architecture} is there from {runs[0]} on"
-    if len(runs) > 1 and key > version_key(runs[1]):
-        yield f"{architecture} was taken out after {runs[1]}"
+    key, first, last = version_key(version), runs[0][0], runs[-1][1]
+    if key < version_key(first):
+        yield f"{architecture} is there from {first} on"
+    if last != releases()[-1] and key > version_key(last):
+        yield f"{architecture} was taken out after {last}"
 
 
 def refusal_words(choice: Choice) -> str:

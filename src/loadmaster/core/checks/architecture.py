@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.checks.spelling import newest_release
-from loadmaster.core.engineversion import at_least, version_key
+from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Evidence, Finding, Fix
+from loadmaster.core.releasetable import architecture_runs, has_class
 from loadmaster.core.tables import load_toml
 
 _GGUF_UNTIL = "0.24"
@@ -28,33 +29,6 @@ def check_architecture(case: LaunchCase) -> Iterator[Finding]:
     yield from _integrity(case)
     yield from _speculation(case)
     yield from _hub(case)
-
-
-def history(architecture: str | None) -> tuple[str, str | None] | None:
-    """First and last release looked at with a class of its own for the architecture; last None: still there.
-
-    The oldest release looked at means "at most". None: no release has it.
-    """
-    runs = load_toml("architecture-versions.toml")["architectures"].get(architecture or "")
-    if runs is None:
-        return None
-    return runs[0], (runs[1] if len(runs) > 1 else None)
-
-
-def has_class(architecture: str, version: str) -> bool | None:
-    """Whether a version has the architecture; None between two releases that differ, and before the oldest."""
-    found = history(architecture)
-    if found is None:
-        return False
-    releases = [str(release) for release in load_toml("architecture-versions.toml")["releases"]]
-    first, last = found
-    key = version_key(version)
-    if key < version_key(first):
-        place = releases.index(first)
-        return False if place > 0 and key <= version_key(releases[place - 1]) else None
-    if last is None or key <= version_key(last):
-        return True
-    return False if key >= version_key(releases[releases.index(last) + 1]) else None
 
 
 def built_in(case: LaunchCase) -> bool | None:
@@ -101,9 +75,9 @@ def _unknown_architecture(case: LaunchCase) -> Iterator[Finding]:
     model = case.model
     if model is None or model.architecture is None or model.format == "gguf" or built_in(case) is not False:
         return
-    found = history(model.architecture)
+    found = architecture_runs(model.architecture)
     evidence = [case.model_evidence(f"architectures: {model.architecture}")]
-    if found is None:
+    if not found:
         yield finding(
             "transformers-fallback" if model.auto_map is False else "arch-unknown-engine",
             f"No vLLM release up to {newest_release()} has a class for {model.architecture}; "
@@ -113,8 +87,8 @@ def _unknown_architecture(case: LaunchCase) -> Iterator[Finding]:
             confidence="possible",
         )
         return
-    first, last = found
-    if last is not None and at_least(case.version or newest_release(), last):
+    first, last = found[0][0], found[-1][1]
+    if last != newest_release() and at_least(case.version or newest_release(), last):
         yield finding(
             "arch-unknown-engine",
             f"{model.architecture} was taken out after vLLM {last}.",

@@ -11,12 +11,14 @@ from loadmaster.core.checks.spelling import method_history, newest_release, rele
 from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Confidence, Evidence, Finding, Fix
 from loadmaster.core.flagtable import quantization_methods
+from loadmaster.core.releasetable import method_capability, method_dtypes, releases, scheme_capability
 from loadmaster.core.tables import load_toml
 
 _PINNED_UNTIL = {"awq": "0.24", "gptq": "0.22"}  # from here on the name means the class that takes Marlin
 _FLOAT16 = ("half", "float16")
 _BF16_CAPABILITY = (8, 0)
 _LOWEST_CAPABILITY = (7, 0)
+_BY_FORMAT = "compressed-tensors"  # asks by the scheme of its format, not as a method
 _NOTHING = ("none", "null", "")
 
 
@@ -244,15 +246,6 @@ def _before(bound: str) -> str:
 # ------------------------------------------------------------------------------------------ capability
 
 
-def _step(steps: list[dict[str, Any]] | None, version: str | None) -> int | None:
-    """The value in force for a version; the newest for None."""
-    value = None
-    for step in steps or ():
-        if version is None or at_least(version, step["since"]):
-            value = int(step["value"])
-    return value
-
-
 def _capability(case: LaunchCase) -> Iterator[Finding]:
     if case.capability is None or case.used_gpus is None:
         return
@@ -284,22 +277,26 @@ def _capability(case: LaunchCase) -> Iterator[Finding]:
 
 def _needed_capability(case: LaunchCase) -> tuple[int | None, str, tuple[Evidence, ...]]:
     """Lowest capability for what will run: the method of the flag, else what can run the checkpoint in some way."""
-    tables = load_toml("quantization-methods.toml")
     wanted, has = requested(case), declared(case)
-    if wanted is not None and wanted in _available(case):
-        entry = tables["methods"].get(wanted, {})
-        if has is None or has.lower() in entry.get("checkpoint", ()) or has.lower() == wanted:
-            needed = _step(entry.get("capability"), case.version)
-            return needed, f"--quantization {wanted}", case.evidence("--quantization")
+    if wanted is not None and wanted in _available(case) and wanted != _BY_FORMAT:
+        accepted = _methods().get(wanted, {}).get("checkpoint", ())
+        if has is None or has.lower() in accepted or has.lower() == wanted:
+            return method_capability(wanted, case.version), f"--quantization {wanted}", case.evidence("--quantization")
     if has is None or case.model is None:
         return None, "", ()
-    key = has.lower()
-    if key == "compressed-tensors":
-        form = case.model.quantization.format
-        key = f"{key}/{form}"
-    needed = _step(tables["checkpoints"].get(key), case.version)
     label = case.format_label or has
-    return needed, f"The checkpoint ({label})", (case.model_evidence(f"quantization_config: {label}"),)
+    sources = (case.model_evidence(f"quantization_config: {label}"),)
+    return _checkpoint_capability(case, case.version), f"The checkpoint ({label})", sources
+
+
+def _checkpoint_capability(case: LaunchCase, version: str | None) -> int | None:
+    """Lowest capability on which a version runs the checkpoint in some way; None: not known."""
+    has = (declared(case) or "").lower()
+    tables = load_toml("quantization-methods.toml")
+    if has == _BY_FORMAT and case.model is not None:
+        return scheme_capability(tables["formats"].get(case.model.quantization.format, ()), version)
+    needed = method_capability(has, version)
+    return needed if needed is not None else method_capability(tables["merged"].get(has, ""), version)
 
 
 def _capability_fixes(case: LaunchCase, has_number: int) -> list[Fix]:
@@ -315,16 +312,12 @@ def _capability_fixes(case: LaunchCase, has_number: int) -> list[Fix]:
 
 
 def _later(case: LaunchCase, has_number: int) -> str | None:
-    tables = load_toml("quantization-methods.toml")
-    has = declared(case)
-    if has is None or case.model is None:
-        return None
-    key = has.lower()
-    if key == "compressed-tensors":
-        key = f"{key}/{case.model.quantization.format}"
-    for step in tables["checkpoints"].get(key, ()):
-        if step["value"] <= has_number and case.since(step["since"]) is False:
-            return str(step["since"])
+    """The first release after the launch's that runs the checkpoint on the card."""
+    for release in releases():
+        if case.since(release) is False:
+            needed = _checkpoint_capability(case, release)
+            if needed is not None and needed <= has_number:
+                return release
     return None
 
 
@@ -395,26 +388,21 @@ def _dtype(case: LaunchCase) -> Iterator[Finding]:
 
 
 def _kernel_wants_float16(case: LaunchCase) -> bool:
-    entry = _methods().get(requested(case) or "", {})
-    return entry.get("dtypes") == ["float16"] and case.since(_next(entry["dtypes_until"])) is False
+    return method_dtypes(requested(case) or "", case.version) == ("float16",)
 
 
 def _kernel_dtype(case: LaunchCase, asked: str, own: str | None) -> Iterator[Finding]:
     """The kernel that runs takes one type only."""
-    wanted = requested(case) or declared(case)
-    entry = _methods().get((wanted or "").lower(), {})
-    allowed = entry.get("dtypes")
-    if allowed is None or wanted is None:
-        return
-    until = entry.get("dtypes_until")
-    if until is not None and (requested(case) is None or case.since(_next(until)) is not False):
+    wanted = (requested(case) or declared(case) or "").lower()
+    allowed = method_dtypes(wanted, case.version)
+    if not allowed or (wanted in _PINNED_UNTIL and requested(case) is None):
         return  # without the flag the engine takes the kernel with both types
     names = {"half": "float16", "bfloat16": "bfloat16", "float16": "float16", "float": "float32", "float32": "float32"}
     capable = case.capability is None or case.capability >= _BF16_CAPABILITY
     effective = names.get(asked) if asked != "auto" else (own if capable else "float16")
     if effective is None or effective in allowed:
         return
-    flag = "half" if allowed == ["float16"] else allowed[0]
+    flag = "half" if allowed == ("float16",) else own if own in allowed else allowed[0]
     yield finding(
         "quant-dtype",
         f"The {wanted} kernel takes {' or '.join(allowed)}, and the launch runs in {effective}"
@@ -423,8 +411,8 @@ def _kernel_dtype(case: LaunchCase, asked: str, own: str | None) -> Iterator[Fin
         evidence=[*case.evidence("--dtype", "--quantization")],
         fixes=[
             Fix("Without the flag the engine takes a kernel for both types.", remove=("--quantization",))
-            if until is not None
-            else Fix("The type that the kernel takes.", ("--dtype", flag)),
+            if wanted in _PINNED_UNTIL
+            else Fix("A type that the kernel takes.", ("--dtype", flag)),
         ],
         confidence="certain" if asked != "auto" and case.version else "likely",
     )
