@@ -107,7 +107,17 @@ def test_once_answers_a_picture_and_leaves_nothing(place: Path) -> None:
     # the model cannot pass its controls, and that it is allowed to is said
     assert re.search(r"weak +control-colour", out)
     assert "it counts as passed here alone" in out
-    for step in ("models", "text", "stream", "image", "json-schema", "concurrent", "longest-prompt", "cancel"):
+    for step in (
+        "models",
+        "text",
+        "stream",
+        "image",
+        "image-large",
+        "json-schema",
+        "concurrent",
+        "longest-prompt",
+        "cancel",
+    ):
         assert re.search(rf"ok +{step} ", out), step
     for step in ("memory", "arguments"):
         assert re.search(rf"ok +{step} ", out), step

@@ -12,7 +12,7 @@ import pytest
 from loadmaster.commands.verify import verify
 from loadmaster.config import write_deployment
 from loadmaster.core.deployment import Deployment, EngineSection, KeysSection
-from loadmaster.service import verifypictures, verifysteps
+from loadmaster.service import verifyload, verifypictures
 from tests.commands.transcript import Transcript, run
 from tests.service.seeing_service import serving_in_thread
 
@@ -21,7 +21,7 @@ from tests.service.seeing_service import serving_in_thread
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LOADMASTER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(verifypictures, "HUGE", (1200, 900))
-    monkeypatch.setattr(verifysteps, "_FREE_AGAIN_S", 0.5)
+    monkeypatch.setattr(verifyload, "_FREE_AGAIN_S", 0.5)
     yield tmp_path
 
 
@@ -41,6 +41,7 @@ def shape(text: str) -> str:
     [
         ("chinese", 0, "PASSED: the service works"),
         ("blind", 1, "FAILED: the picture path is broken: the model knows the answer in words, and not\n    from"),
+        ("drops", 1, "FAILED: the picture path is broken: image\n"),
         ("swaps", 1, "FAILED: the picture path is broken"),
         ("stream-no-done", 1, "FAILED: the service does not work: stream"),
         ("weak", 3, "COULD NOT TELL: could not tell whether pictures arrive: the model is too weak"),
@@ -62,7 +63,7 @@ def test_steps_are_shown_one_a_line() -> None:
     assert "    ok  stream" in text
     assert "  weak  control-colour" in text
     assert "     -  image-colour" in text
-    assert re.search(r"\n8 passed, 0 failed, 2 too hard for the model, 10 not applicable; N s\n", text)
+    assert re.search(r"\n9 passed, 0 failed, 2 too hard for the model, 10 not applicable; N s\n", text)
     assert max(len(line) for line in done.out.splitlines()) <= 80
 
 

@@ -78,6 +78,8 @@ class SeeingService:
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         messages, most = body["messages"], int(body.get("max_tokens") or body["max_completion_tokens"])
+        if "small-pictures" in self.faults and any(size > 1_000_000 for size in _sizes(messages)):
+            return web.json_response({"error": {"message": "the picture is too large"}}, status=413)
         pictures = [] if "blind" in self.faults else await asyncio.to_thread(self._pictures, messages)
         if "mixes" in self.faults and pictures:
             mine, pictures = pictures, [self.last_picture or pictures[0]] if self.running > 1 else pictures
@@ -274,6 +276,14 @@ def serving_in_thread(*faults: str) -> Iterator[str]:
 
 def _parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
+
+
+def _sizes(messages: list[dict[str, Any]]) -> Iterator[int]:
+    """Pixels of every picture."""
+    for part in _parts(messages):
+        if part.get("type") == "image_url":
+            with Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition("base64,")[2]))) as image:
+                yield image.width * image.height
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from loadmaster.core.deployment import Deployment, EngineSection, LimitsSection
 from loadmaster.core.verification import Limits, Report, report_document
 from loadmaster.render.verification import report_html, report_text
-from loadmaster.service import verifypictures, verifysteps
+from loadmaster.service import verifyload, verifypictures
 from loadmaster.service.verify import planned_limits, verify
 from loadmaster.service.verifylocal import Installation
 from tests.service.seeing_service import CONTEXT, MODEL, PLACES, SeeingService, serving
@@ -28,7 +28,7 @@ FOUR = Limits(concurrency=PLACES)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifypictures, "HUGE", (1200, 900))
-    monkeypatch.setattr(verifysteps, "_FREE_AGAIN_S", 0.5)
+    monkeypatch.setattr(verifyload, "_FREE_AGAIN_S", 0.5)
 
 
 def proof(*faults: str, limits: Limits = FOUR, **more: Any) -> tuple[Report, SeeingService]:
@@ -74,6 +74,7 @@ def test_every_picture_question_follows_its_control() -> None:
             {"image-colour", "image-second-turn", "image-exif", "image-order", "image-number", "image-huge"},
         ),
         ("swaps", {"image-order"}),
+        ("small-pictures", {"image-large", "image-huge"}),
         ("mixes", {"concurrent"}),
         ("ignores-exif", {"image-exif"}),
         ("forgets", {"conversation"}),

@@ -31,8 +31,10 @@ def verdict_words(report: Report) -> str:
     failed = [step for step in report.steps if step.status == "failed"]
     if report.ok is False:
         broken = [step for step in failed if not step.control]
-        if all(step.name.startswith("image-") for step in broken):
-            return "the picture path is broken: the model knows the answer in words, and not from the picture"
+        if all(step.name.startswith("image") for step in broken):
+            if all(step.kind == "answer" for step in broken):
+                return "the picture path is broken: the model knows the answer in words, and not from the picture"
+            return f"the picture path is broken: {', '.join(step.name for step in broken)}"
         return f"the service does not work: {', '.join(step.name for step in broken)}"
     if failed:
         return "could not tell whether pictures arrive: the model is too weak to be asked"

@@ -12,7 +12,7 @@ import aiohttp
 from msgspec import Struct
 
 from loadmaster.core.verification import Kind, Limits, Report, Step, verdict
-from loadmaster.service import verifylocal, verifysteps
+from loadmaster.service import verifyload, verifylocal, verifysteps
 from loadmaster.service.verifyclient import Service, ServiceError
 from loadmaster.service.verifylocal import Installation, Watch
 from loadmaster.service.verifysteps import Outcome, Proof, StepFunction
@@ -34,6 +34,7 @@ STEPS = (
     Plan("text", "transport", verifysteps.text, after="models"),
     Plan("stream", "transport", verifysteps.stream, after="text"),
     Plan("image", "transport", verifysteps.image, after="text", pictures=True),
+    Plan("image-large", "transport", verifysteps.image_large, after="image", pictures=True),
     Plan("control-colour", "answer", verifysteps.control_colour, after="text", control=True),
     Plan("image-colour", "answer", verifysteps.image_colour, after="control-colour", pictures=True),
     Plan("image-second-turn", "answer", verifysteps.image_second_turn, after="control-colour", pictures=True),
@@ -44,9 +45,9 @@ STEPS = (
     Plan("image-number", "answer", verifysteps.image_number, after="control-number", pictures=True),
     Plan("image-huge", "answer", verifysteps.image_huge, after="control-number", pictures=True),
     Plan("json-schema", "transport", verifysteps.json_schema, after="text"),
-    Plan("concurrent", "transport", verifysteps.concurrent, after="stream"),
-    Plan("longest-prompt", "transport", verifysteps.longest_prompt, after="text"),
-    Plan("cancel", "transport", verifysteps.cancel, after="stream"),
+    Plan("concurrent", "transport", verifyload.concurrent, after="stream"),
+    Plan("longest-prompt", "transport", verifyload.longest_prompt, after="text"),
+    Plan("cancel", "transport", verifyload.cancel, after="stream"),
 )
 LOCAL = ("cards", "memory", "arguments")
 
