@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -529,3 +531,9 @@ def test_a_file_that_cannot_be_rewritten_is_still_read(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "fsync", fail)
     assert load_deployment("cat", {}).deployment.gateway.port == 7001
     assert path.read_text().startswith("schema = 0")
+
+
+def test_the_page_of_the_keys_is_up_to_date() -> None:
+    script = Path(__file__).resolve().parent.parent / "scripts" / "docs_configuration.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], timeout=60, check=False)
+    assert done.returncode == 0, "run scripts/docs_configuration.py"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     state = tmp_path / "state"
     monkeypatch.setenv("LOADMASTER_HOME", str(state))
     monkeypatch.setattr(machine, "read_machine", lambda python=sys.executable: GOOD)
+    monkeypatch.setattr(module, "_end_like_an_interrupt", lambda: None)
 
     def install(state: Path, version: str, *, python: str, report: Callable[[str], None]) -> Environment:
         report(f"Collecting vllm=={version}")
@@ -216,6 +219,37 @@ def test_install_says_who_will_take_the_new_release(home: Path) -> None:
 def test_a_given_release_needs_no_driver_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, driver=None, compute_capability=None)
     assert loadmaster("install", "--version", "0.24.0").code == 0
+
+
+STOPPED = """
+import signal, sys
+from loadmaster.commands import engine
+from loadmaster.edge import environments
+
+def install(state, version, **more):
+    try:
+        print("installing", flush=True)
+        signal.pause()
+    finally:
+        print("cleared up", flush=True)
+
+environments.install = install
+engine.run_install("0.33.0", sys.executable)
+"""
+
+
+def test_a_termination_clears_up() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "installing\n"
+            child.send_signal(signal.SIGTERM)
+            out, err = child.communicate(timeout=20)
+        finally:
+            child.kill()
+    assert (child.returncode, out) == (130, "cleared up\n")
+    assert err.endswith("interrupted; nothing is left of it\n")
 
 
 # ---------------------------------------------------------------------------------------------- list, remove

@@ -65,6 +65,7 @@ def run_install(version: str, python: str) -> Environment:
     from loadmaster.edge.statehome import state_home
 
     click.echo(f"installing vLLM {version}", err=True)
+    _end_like_an_interrupt()
     try:
         with config_errors():
             return environments.install(state_home(), version, python=python, report=_report)
@@ -74,6 +75,19 @@ def run_install(version: str, python: str) -> Environment:
     except Failure as error:
         # a release that cannot be had is a fact about this machine, not a wrong use of the command
         raise Failure(error.message, error.hint, PROBLEM) from None
+
+
+def _end_like_an_interrupt() -> None:
+    """SIGTERM and a closed terminal clear up as Ctrl-C does; pip runs in a session of its own and would go on."""
+    import signal
+    import threading
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, interrupt)
 
 
 def _report(line: str) -> None:
@@ -223,6 +237,7 @@ def upgrade(names: tuple[str, ...], version: str | None, python: str) -> None:
         raise Failure(f"no deployment {missing[0]!r}", "loadmaster list shows them", USAGE)
     if version not in there:
         run_install(version, python)
+    _end_like_an_interrupt()
     outcomes = []
     for name in chosen:
         with config_errors():

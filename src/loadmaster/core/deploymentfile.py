@@ -64,7 +64,7 @@ def deployment_text(deployment: Deployment, notes: Mapping[str, str] | None = No
 
 def _entry(deployment: Deployment, key: str, name: str, notes: Mapping[str, str]) -> list[str]:
     about = load_toml("deployment-keys.toml")[key]
-    value, default = setting_value(deployment, key), _default(key)
+    value, default = setting_value(deployment, key), setting_default(key)
     lines = _comment(about["text"])
     if key in notes:
         lines += _comment(notes[key])
@@ -76,7 +76,8 @@ def _entry(deployment: Deployment, key: str, name: str, notes: Mapping[str, str]
     return [*lines, f"# {name} = {toml_value(shown)}"]
 
 
-def _default(key: str) -> Any:
+def setting_default(key: str) -> Any:
+    """The value of a key that is not given; :data:`msgspec.NODEFAULT` for one that must be."""
     holder: Any = Deployment
     *sections, name = key.split(".")
     for section in sections:
