@@ -64,8 +64,9 @@ class EngineState(Struct, frozen=True, kw_only=True):
     """``pid``, ``port``, ``model``: of the engine. ``since``: seconds of the epoch at which ``state`` began.
 
     ``phase``: the last phase of the start that the log showed. ``runner``: the run-engine that says all this.
-    ``supervisor``: the process that has to look after it, None when it was started by hand. ``restarts``: starts after a crash since ``up``; ``failures``: crashes in a row. ``timings``: seconds of parts of
-    the start. ``retry_at``: when a crashed engine is started again, seconds of the epoch.
+    ``supervisor``: the process that has to look after it, None when it was started by hand. ``restarts``: starts
+    after a crash since ``up``; ``failures``: crashes in a row. ``timings``: seconds of parts of the start.
+    ``retry_at``: when a crashed engine is started again, seconds of the epoch.
     """
 
     state: State

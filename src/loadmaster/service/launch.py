@@ -14,9 +14,10 @@ from loadmaster.edge.ports import holder, is_free
 from loadmaster.edge.process import Member
 from loadmaster.edge.statehome import write_file
 from loadmaster.render.documents import encode, plan_document
+from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import choose_port, forget_port
-from loadmaster.service.preparation import Prepared, engine_of, prepare, refuse, shown_sheet
+from loadmaster.service.preparation import Prepared, prepare, refuse, shown_sheet
 from loadmaster.service.refusal import Refusal, SuperviseError
 from loadmaster.service.status import Status, gateway_ready, status_of
 from loadmaster.service.supervise import (

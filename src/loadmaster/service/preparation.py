@@ -20,15 +20,16 @@ from loadmaster.core.hostplan import make_host_plan
 from loadmaster.core.knownmodels import known_model
 from loadmaster.core.plan import make_plan
 from loadmaster.core.secrets import hide_in_environment, hide_in_words
-from loadmaster.edge.environments import python_for
 from loadmaster.edge.gguf import read_gguf
 from loadmaster.edge.gpus import GpuSpecError, resolve_gpus
 from loadmaster.edge.host import read_host
 from loadmaster.edge.modeldir import ModelError, read_source
 from loadmaster.edge.resolve import resolve
-from loadmaster.edge.statehome import state_home
-from loadmaster.engines.base import Engine, engine_for
+from loadmaster.engines.base import Engine
+from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.refusal import PROBLEM, USAGE, Refusal
+
+__all__ = ["Prepared", "engine_of", "prepare", "refuse", "shown_sheet"]
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -45,15 +46,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def errors(self) -> tuple[Finding, ...]:
         """The findings for which the start would fail again and again."""
         return tuple(f for f in self.findings if f.severity == "error" and f.confidence == "certain")
-
-
-def engine_of(deployment: Deployment) -> Engine:
-    """A new engine of the deployment, from the environment that was installed for it."""
-    python = None
-    if deployment.engine.kind == "vllm" and deployment.engine.python is None and deployment.engine.container is None:
-        found = python_for(state_home(), deployment.engine.version)
-        python = str(found) if found is not None else None
-    return engine_for(deployment, python=python)
 
 
 def prepare(deployment: Deployment, engine: Engine) -> Prepared:

@@ -34,6 +34,7 @@ from loadmaster.engines.readiness import NotReady, Ready, probe, wait_ready, war
 from loadmaster.service import backoff, gpumemory
 from loadmaster.service.background import in_thread
 from loadmaster.service.causes import exit_code_of, failure_findings, oom_kills
+from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.enginestate import (
     FINAL,
     EngineRun,
@@ -52,7 +53,7 @@ from loadmaster.service.guard import Guard, end_run
 from loadmaster.service.outputs import Outputs, secret_values
 from loadmaster.service.places import FOLDER_VARIABLE, Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port
-from loadmaster.service.preparation import Prepared, engine_of, prepare, refuse
+from loadmaster.service.preparation import Prepared, prepare, refuse
 from loadmaster.service.refusal import Refusal
 
 CRASHED = 4

@@ -24,7 +24,11 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        try:
+            self.sock.connect(self._path)
+        except OSError:
+            self.close()
+            raise
 
 
 class _Transport(xmlrpc.client.Transport):

@@ -17,12 +17,14 @@ import msgspec
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import LoadSheet
 from loadmaster.edge.ports import holder
+from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.gateway import serve
 from loadmaster.service.gatewaysettings import (
     BackendSettings,
     GatewaySettings,
     ImageRules,
     LimitSettings,
+    ProbeSettings,
     SettingsError,
 )
 from loadmaster.service.images import ImagePool, apply
@@ -30,10 +32,10 @@ from loadmaster.service.images import ImageRules as PictureRules
 from loadmaster.service.keys import keys_path
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import listening_port, remembered_port
-from loadmaster.service.preparation import engine_of
 
 RESTART = 4
 _LOOK_EVERY_S = 0.25
+_PROBE_EVERY_S = 0.5  # the engine is on this machine; a new one is found at once
 _CONCURRENCY = 8  # where neither the deployment nor the plan says
 
 
@@ -72,6 +74,7 @@ def gateway_settings(
             queue=limits.queue,
             requests_per_minute=limits.per_key_requests_per_minute,
         ),
+        probes=ProbeSettings(interval_s=_PROBE_EVERY_S),
         image_rules=image_rules,
         address_file=str(places.web),
     )
