@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,60 @@ def test_windows_line_ends_and_a_byte_order_mark() -> None:
     write(b"\xef\xbb\xbf" + (GOOD + "[gateway]\nport = 9\n").replace("\n", "\r\n").encode())
     loaded = load_deployment("cat", {})
     assert loaded.origins["gateway.port"] == "file loadmaster.toml line 5"
+
+
+PIECES = st.sampled_from(
+    [
+        "[",
+        "]",
+        "[[",
+        "{",
+        "}",
+        "=",
+        '"',
+        "'",
+        '"""',
+        "\n",
+        ".",
+        ",",
+        "#",
+        "1",
+        "-",
+        "engine",
+        "gateway",
+        "port",
+        "\\u",
+        "é",
+    ]
+)
+
+
+@given(st.integers(0, 4000), st.integers(0, 60), st.lists(PIECES, max_size=6).map("".join))
+def test_damaged_files_are_read_or_refused_in_words(place: int, gone: int, put: str) -> None:
+    text = deployment_text(Deployment(name="cat", model="org/model"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CONFIGURATION)
+        path.write_text(text[:place] + put + text[place + gone :], encoding="utf-8")
+        try:
+            loaded = read_deployment(path, {})
+        except ConfigError as error:
+            assert error.message and "Traceback" not in error.message
+        else:
+            assert set(loaded.origins) == set(setting_keys())
+            assert problems(loaded.deployment) == []
+
+
+@given(st.sampled_from(sorted(setting_keys())), st.text(st.characters(exclude_characters="\0"), max_size=20))
+def test_variables_are_taken_or_refused_in_words(key: str, text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CONFIGURATION)
+        path.write_text(GOOD)
+        try:
+            loaded = read_deployment(path, {f"LOADMASTER_{key.upper().replace('.', '_')}": text})
+        except ConfigError as error:
+            assert error.message.startswith("environment LOADMASTER_")
+        else:
+            assert problems(loaded.deployment) == []
 
 
 # ---------------------------------------------------------------------------------------------- lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from email.utils import formatdate
@@ -218,6 +219,34 @@ def test_progress_never_passes_the_total_and_reaches_it(hub: LoopbackHub, tmp_pa
     module.download(prepared.files, prepared.source, lambda d, t, n: seen.append((d, t)), pause=lambda seconds: None)
     assert all(0 <= done <= total == prepared.total_bytes for done, total in seen)
     assert seen[-1][0] == prepared.total_bytes
+
+
+FAULTS = st.one_of(
+    st.builds(Fault, cut=st.integers(0, 20_000)),
+    st.builds(Fault, status=st.sampled_from([408, 429, 500, 502, 503, 504])),
+    st.builds(Fault, headers=st.just({"Content-Range": "bytes 7-/9"}), status=st.none()),
+)
+SMALL = {"config.json": b"{}" * 300, "model.safetensors": bytes(range(256)) * 80}
+
+
+@pytest.fixture(scope="module")
+def patient_hub() -> Iterator[LoopbackHub]:
+    with serve(LoopbackHub(dict(SMALL))) as running:
+        yield running
+
+
+@given(st.lists(FAULTS, max_size=5), st.booleans(), st.booleans(), st.integers(0, 30_000))
+def test_whatever_happens_on_the_way_the_files_are_whole(
+    patient_hub: LoopbackHub, faults: list[Fault], ignores_ranges: bool, hashes: bool, there: int
+) -> None:
+    name = "model.safetensors"
+    patient_hub.faults = {name: list(faults)}
+    patient_hub.ignores_ranges, patient_hub.hashes = ignores_ranges, hashes
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"{name}.part").write_bytes((SMALL[name] + b"x" * 10_000)[:there])
+        environment = {"HF_ENDPOINT": patient_hub.endpoint, "HOME": folder}
+        get(prepare("org/name", "hf", to=Path(folder), environment=environment))
+        whole(Path(folder), SMALL)
 
 
 # ---------------------------------------------------------------------------------------------- refusals
