@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from loadmaster.cli import TABLE
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,3 +41,8 @@ def test_links_between_pages_lead_somewhere() -> None:
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)} -> {target}")
     assert broken == []
+
+
+def test_every_command_has_its_section() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert [name for name in TABLE if f"## loadmaster {name}\n" not in page] == []

@@ -22,11 +22,21 @@ TABLE = {
     "plan": ("plan", "The load sheet: where each card's memory goes, and whether it fits"),
     "check": ("check", "The checklist before launch: read a command as people paste it"),
     "gpus": ("gpus", "The cards of this machine, or of a specification"),
+    "demo": ("demo", "A tiny model served on this machine: no GPU, no network"),
+    "init": ("deployments", "Write the configuration of a deployment"),
+    "fetch": ("fetch", "Plan a model, check the disk, then download it"),
+    "engine": ("engine", "Install, list and remove vLLM in environments of its own"),
     "up": ("serve", "Start a deployment under supervision and wait until it truly answers"),
-    "down": ("serve", "Stop a deployment and everything that it started"),
-    "restart": ("serve", "Stop a deployment and start it again with its configuration as it is now"),
+    "verify": ("verify", "Prove end to end that a service sees and answers"),
     "status": ("serve", "What is true now: engine, gateway and supervisor of a deployment, or of all"),
     "logs": ("serve", "The log of the engine and of what supervises it"),
+    "restart": ("serve", "Stop a deployment and start it again with its configuration as it is now"),
+    "down": ("serve", "Stop a deployment and everything that it started"),
+    "list": ("listing", "The deployments side by side"),
+    "config": ("deployments", "Every value of a deployment's configuration and where it comes from"),
+    "keys": ("keys", "The keys of a gateway"),
+    "remove": ("deployments", "Remove a deployment and everything that it left"),
+    "completion": ("deployments", "Shell completion for bash, zsh or fish"),
 }
 # what supervisor runs; not listed
 HIDDEN = {
