@@ -87,16 +87,21 @@ def ordered(components: Sequence[Component]) -> list[Component]:
 
 
 def _head(sheet: LoadSheet, width: int, paint: Paint) -> str:
-    model, engine, s = sheet.model, sheet.engine, sheet.settings
+    model = sheet.model
     title = [model.architecture or "architecture unknown", model.quantization or "quantization unknown"]
     if model.parameters is not None:
         title.append(f"{parameters(model.parameters)} parameters")
     lines = [paint(model.name, "bold")] if model.name else []
     lines += wrap(", ".join(title), width, "")
-    version = engine.version or "version unknown"
-    name = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[engine.name]
-    lines += wrap(f"{name} {version}" + (f": {settings_line(s)}" if s is not None else ""), width, "")
+    lines += wrap(engine_line(sheet), width, "")
     return "\n".join(lines)
+
+
+def engine_line(sheet: LoadSheet) -> str:
+    """``vLLM 0.24.0: tensor parallel 2, context 262,144, ...``"""
+    name = {"vllm": "vLLM", "llamacpp": "llama.cpp"}[sheet.engine.name]
+    line = f"{name} {sheet.engine.version or 'version unknown'}"
+    return line if sheet.settings is None else f"{line}: {settings_line(sheet.settings)}"
 
 
 def settings_line(s: Settings) -> str:

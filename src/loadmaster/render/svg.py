@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from loadmaster.core.facts import GpuLoad, LoadSheet
-from loadmaster.render.sheet import alike, ordered
+from loadmaster.core.facts import GpuLoad, KvCache, LoadSheet
+from loadmaster.render.sheet import alike, engine_line, ordered
 from loadmaster.render.units import bare_gib, gib
 
 _COLOURS = {
@@ -26,23 +26,24 @@ _VERDICT = {True: ("fits", "#2e7d46"), False: ("does not fit", "#b3382c"), None:
 
 
 def sheet_svg(sheet: LoadSheet) -> str:
-    """An SVG document; one bar and legend for each kind of card, the card's end marked."""
+    """An SVG document; one bar and legend for each kind of card, the card's end marked. Figures are GiB."""
     body: list[str] = []
     title = ", ".join(part for part in (sheet.model.architecture, sheet.model.quantization) if part)
     y = _MARGIN + 14
     body.append(_text(_MARGIN, y, title, 17, weight="600"))
     word, colour = _VERDICT[sheet.fits]
     body.append(_text(_WIDTH - _MARGIN, y, word, 17, weight="600", anchor="end", fill=colour))
-    y += 24
+    y += 20
+    body.append(_text(_MARGIN, y, engine_line(sheet), 12, fill="#596273"))
+    y += 10
     for loads in alike(sheet.gpus):
         y = _card(body, loads, y)
-    if sheet.kv_cache is not None and sheet.kv_cache.tokens is not None:
-        line = f"KV cache {gib(sheet.kv_cache.available_bytes)}: {sheet.kv_cache.tokens:,} tokens"
-        if sheet.kv_cache.max_concurrency is not None and sheet.kv_cache.max_model_len is not None:
-            line += f", {sheet.kv_cache.max_concurrency:.2f} requests of {sheet.kv_cache.max_model_len:,} tokens"
+    if sheet.kv_cache is not None:
         y += 10
-        body.append(_text(_MARGIN, y, line, 13))
-        y += 12
+        body.append(_text(_MARGIN, y, _cache(sheet.kv_cache), 13))
+        y += 18
+    note = "GiB = 2^30 bytes. The red line is the card's end, the grey part is free. In brackets: low to high."
+    body.append(_text(_MARGIN, y, note, 11, fill="#596273"))
     height = y + _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -52,6 +53,17 @@ def sheet_svg(sheet: LoadSheet) -> str:
     )
 
 
+def _cache(cache: KvCache) -> str:
+    if cache.available_bytes is not None and cache.available_bytes < 0:
+        return f"KV cache none: the budget is {gib(-cache.available_bytes)} short before the first block"
+    line = f"KV cache {gib(cache.available_bytes)}"
+    if cache.tokens is not None:
+        line += f": {cache.tokens:,} tokens"
+    if cache.max_concurrency is not None and cache.max_model_len is not None:
+        line += f", {cache.max_concurrency:.2f} requests of {cache.max_model_len:,} tokens"
+    return line
+
+
 def _card(body: list[str], loads: list[GpuLoad], y: int) -> int:
     gpu = loads[0]
     label = "host memory" if gpu.name == "cpu" else "GPU " + ", ".join(str(load.index) for load in loads)
@@ -59,7 +71,11 @@ def _card(body: list[str], loads: list[GpuLoad], y: int) -> int:
     y += 18
     body.append(_text(_MARGIN, y, f"{label}   {facts}", 14, weight="600"))
     serving = gpu.peak_bytes.get("serving", 0)
-    body.append(_text(_WIDTH - _MARGIN, y, f"serving peak {gib(serving)}", 13, anchor="end"))
+    low, high = gpu.peak_low_bytes.get("serving", serving), gpu.peak_high_bytes.get("serving", serving)
+    peak = f"serving peak {gib(serving)} ({bare_gib(low)}-{bare_gib(high)})"
+    if gpu.name != "cpu":
+        peak += f", budget {bare_gib(gpu.budget_bytes)}"
+    body.append(_text(_WIDTH - _MARGIN, y, peak, 13, anchor="end"))
     y += 8
     scale = (_WIDTH - 2 * _MARGIN) / max(gpu.total_bytes, serving, 1)
     x = float(_MARGIN)
