@@ -21,7 +21,6 @@ import pytest
 
 from loadmaster.edge.process import read_processes
 
-DEMO = "import sys; from loadmaster.commands.demo import demo; demo(sys.argv[1:], prog_name='loadmaster demo')"
 PATIENCE_S = 60.0
 started: list[subprocess.Popen[str]] = []
 
@@ -75,7 +74,7 @@ def nothing_is_left(place: Path) -> None:
 
 def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", DEMO, *arguments],
+        [sys.executable, "-m", "loadmaster", "demo", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -170,6 +169,6 @@ def test_a_port_that_is_taken_is_said(place: Path) -> None:
         port = holder.getsockname()[1]
         process = start(place, "--once", "--port", str(port))
         _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode != 0
-    assert f"port {port} on 127.0.0.1 is held by process {os.getpid()}" in err
+    assert process.returncode == 1
+    assert f"error: port {port} on 127.0.0.1 is held by process {os.getpid()}" in err
     nothing_is_left(place)
