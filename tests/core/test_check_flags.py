@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.launchcases import codes, dense, found, launch_of, of
 from loadmaster.core.checks.spelling import nearest
 from loadmaster.core.facts import Evidence
+from tests.launchcases import codes, dense, found, launch_of, of
 
 MODEL = dense()
 
@@ -99,6 +99,27 @@ def test_values_that_can_be(flags: str) -> None:
 def test_escaped_json_is_given_back_without_backslashes() -> None:
     item = of(found(r"""vllm serve m --limit-mm-per-prompt '{\"image\":1}'""", version="0.24.0"), "flag-value-invalid")
     assert item.fixes[0].argv == ("--limit-mm-per-prompt", '{"image":1}')
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--max-model-len", "--max-model-len has no value"),
+        ("-q", "--quantization has no value"),
+        ("again --port 80", "'again' belongs to no flag"),
+        ("--enforce-eager=maybe", "--enforce-eager takes no value"),
+    ],
+)
+def test_what_the_parser_refuses_is_as_sure_as_the_version(flags: str, words: str) -> None:
+    item = of(found(f"vllm serve m {flags}", version="0.24.0"), "flag-value-invalid")
+    assert words in item.cause
+    assert (item.severity, item.confidence) == ("error", "certain")
+    assert of(found(f"vllm serve m {flags}"), "flag-value-invalid").confidence == "likely"
+
+
+def test_a_value_is_refused_once() -> None:
+    findings = found("vllm serve m -tp two --max-num-seqs many", version="0.24.0")
+    assert [item.code for item in findings].count("flag-value-invalid") == 2
 
 
 def test_old_pairs_depend_on_the_version() -> None:

@@ -171,16 +171,23 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
         )
     for item in case.launch.refused:
         flag = item.text.split()[0] if item.text.strip() else ""
-        if flag in told or flag == "--quantization" or is_placeholder(item.text):
+        if flag in told or is_placeholder(item.text):
             continue
-        yield finding("flag-value-invalid", f"{case.version_words} refuses this: {item.text}", evidence=[item])
+        if flag == "--quantization" and case.has(flag):
+            continue  # an unknown method is another finding
+        yield finding(
+            "flag-value-invalid",
+            f"{case.version_words} refuses this: {item.text}",
+            evidence=[item],
+            confidence="certain" if case.version is not None else "likely",
+        )
 
 
 def _wrong_kind(case: LaunchCase, flag: str, value: Any, state: Flag) -> str | None:
     kind = state.kind
     if kind in ("int", "float", "human", "human-auto"):
         if isinstance(value, str):
-            return f"takes a number, not {value!r}"
+            return f"takes a {'whole ' if kind == 'int' else ''}number, not {value!r}"
         if kind == "human" and flag == "--max-model-len" and value == -1 and case.version is not None:
             return f"-1 (auto) is not known to vLLM {case.version} yet, only from 0.14.0 on"
         if kind == "int" and isinstance(value, float) and not value.is_integer():
