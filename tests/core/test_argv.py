@@ -305,3 +305,10 @@ def test_values_beyond_64_bits_or_depth_are_refused() -> None:
     for text in ("9" * 30, "[" * 100 + "]" * 100, "NaN", "1e999", '{"a": Infinity}'):
         with pytest.raises(ValueRefusedError):
             json_value(text)
+
+
+def test_the_words_of_a_yaml_configuration_are_kept_as_written() -> None:
+    settings = {"model": "m", "max-model-len": "32k", "enforce_eager": True, "limit-mm-per-prompt": {"image": 1}}
+    launch = launch_from_settings(settings)
+    assert launch.raw == ("--max-model-len", "32k", "--enforce_eager", "--limit-mm-per-prompt", '{"image": 1}')
+    assert launch.flags["--max-model-len"] == 32000

@@ -465,6 +465,8 @@ class _Reader:
     def read_setting(self, word: str, value: Any) -> None:
         """One entry of a YAML configuration."""
         head = hyphenated(word)
+        if head not in _MODEL_SETTINGS:
+            self.written += [word] if value is True or value is None else [word, _text(value)]
         option = self._resolve(head, None)[0]
         if option is None:
             self.unknown.append(head)
@@ -489,7 +491,7 @@ class _Reader:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
 
 
 def _merge(target: dict[str, Any], update: dict[str, Any]) -> None:
@@ -504,4 +506,5 @@ def _merge(target: dict[str, Any], update: dict[str, Any]) -> None:
             target[key] = value
 
 
+_MODEL_SETTINGS = ("--model", "--model-tag")
 _NEWEST = "9999.0"  # beyond the last release looked at, so its flags
