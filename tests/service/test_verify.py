@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -305,3 +306,53 @@ def test_the_embedded_engines_slots_are_found(tmp_path: Path) -> None:
 def test_the_limits_of_a_deployment_are_what_is_tried() -> None:
     deployment = Deployment(name="d", model="m", limits=LimitsSection(concurrency=3, max_images=1))
     assert planned_limits(Installation(deployment=deployment)) == Limits(concurrency=3, images=1)
+
+
+# ------------------------------------------------------------------------------------------------ no HTTP at all
+
+
+LONG = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "connection"),
+        (b"\x00\xff garbage\r\n\r\n", "connection failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n[1]", "connection failed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]", "does not answer with a list"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{" + b'"data":[{"id":null}]',
+            "connection failed|no model|list",
+        ),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", "HTTP 503"),
+        (LONG + (b"100000\r\n" + b"x" * 0x100000 + b"\r\n") * 20, "more than 16 MiB"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n", "connection failed"),
+        (None, "not answered within 1 s"),
+    ],
+)
+def test_whatever_answers_is_said_in_words(raw: bytes | None, words: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if raw is None:
+                await reader.read()
+            else:
+                writer.write(raw)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def run() -> Report:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            return await verify(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout_s=1)
+
+    report = asyncio.run(run())
+    assert report.ok is False
+    assert named(report, "failed") == {"models"}
+    assert re.search(words, detail(report, "models")), detail(report, "models")
+    assert len(detail(report, "models")) < 500
