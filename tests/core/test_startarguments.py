@@ -29,12 +29,19 @@ LINE = (
         ("--enable-prefix-caching", False, "other"),
         ("--served-model-name", ["a", "b"], "shown"),
         ("--enforce-eager", True, "unnamed"),
+        ("--max-model-len", "auto", "shown"),
     ],
 )
 def test_one_flag(flag: str, value: Any, field: str) -> None:
     found = vllm_arguments(["begin", LINE, "end"], {flag: value})
     assert found is not None
     assert [name for name in Arguments.__struct_fields__ if getattr(found, name)] == [field]
+
+
+def test_keys_are_not_compared() -> None:
+    assert vllm_arguments([LINE.replace("'fp8'", "'fp8', 'api_key': '***'")], {"--api-key": "x"}) == Arguments(
+        (), (), ()
+    )
 
 
 def test_the_last_start_counts() -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from loadmaster.core.secrets import is_secret_name
+
 _ARGUMENTS = "non-default args: "  # vLLM 0.6 to 0.33: what differs from the defaults, as a Python dictionary
 _SLOTS = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+)")  # llama.cpp, tools/server, when a model is loaded
 _ENUMERATION = re.compile(r"<[\w.]+: '([^']*)'>")
+_NUMBER = re.compile(r"-?[\d.]+(?:e[+-]?\d+)?")
 _QUOTED = ("'{key}': ", '"{key}": ')
 
 
@@ -33,6 +36,8 @@ def vllm_arguments(log: Sequence[str], flags: Mapping[str, Any]) -> Arguments | 
     text = line.split(_ARGUMENTS, 1)[1]
     shown, other, unnamed = [], [], []
     for flag, wanted in flags.items():
+        if is_secret_name(flag):
+            continue  # masked in the log, and not to be repeated here
         found = _value(text, flag.removeprefix("--").replace("-", "_"))
         if found is None:
             unnamed.append(flag)
@@ -78,6 +83,8 @@ def _same(found: str, wanted: Any) -> bool:
         return True  # spelt too variously to be compared; that it is named is what can be seen
     if isinstance(wanted, bool):
         return found == str(wanted)
+    if isinstance(wanted, str) and _NUMBER.fullmatch(found):
+        return True  # a word for a number that the engine has put in its place: "auto"
     try:
         return float(found) == float(wanted)
     except (TypeError, ValueError):
