@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 from loadmaster.core.answers import names, spoken
 from loadmaster.core.tables import load_toml
+from loadmaster.render.units import plural
 from loadmaster.service import verifypictures
 from loadmaster.service.verifyclient import Answer, ServiceError
 from loadmaster.service.verifysteps import (
@@ -114,7 +115,7 @@ async def cancel(proof: Proof) -> Outcome:
     try:
         await proof.service.chat([said("Say hello.")], max_tokens=proof.tokens(8), timeout_s=bound)
     except ServiceError as error:
-        return failed(f"after {at_once} answers were left in the middle, a short request failed: {error.message}")
+        return failed(f"after {plural(at_once, 'answer')} left in the middle, a short request failed: {error.message}")
     probe_s = time.monotonic() - left
     if before is not None:
         return await _freed(proof, at_once, before, left)
@@ -123,7 +124,7 @@ async def cancel(proof: Proof) -> Outcome:
             f"a request was answered {probe_s:.2f} s after one left, but the service tells neither how many run "
             "nor how many it takes at once"
         )
-    return passed(f"{at_once} answers left in the middle; the next request was answered in {probe_s:.2f} s")
+    return passed(f"{plural(at_once, 'answer')} left in the middle; the next request was answered in {probe_s:.2f} s")
 
 
 async def _freed(proof: Proof, at_once: int, before: int, left: float) -> Outcome:
@@ -132,10 +133,12 @@ async def _freed(proof: Proof, at_once: int, before: int, left: float) -> Outcom
         now = await _requests(proof)
         waited = time.monotonic() - left
         if now is not None and now <= before:
-            return passed(f"{at_once} answers left in the middle; the service was free again within {waited:.2f} s")
+            return passed(
+                f"{plural(at_once, 'answer')} left in the middle; the service was free again within {waited:.2f} s"
+            )
         if waited > _FREE_AGAIN_S:
             return failed(
-                f"{waited:.0f} s after {at_once} answers were left in the middle, the service still counts "
+                f"{waited:.0f} s after {plural(at_once, 'answer')} left in the middle, the service still counts "
                 f"{now if now is not None else 'an unknown number of'} requests ({before} before)"
             )
         await asyncio.sleep(0.1)
