@@ -38,7 +38,9 @@ class _Transport(xmlrpc.client.Transport):
         self._timeout_s = timeout_s
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return _Connection(self._path, self._timeout_s)
+        connection = _Connection(self._path, self._timeout_s)
+        self._connection = host, connection  # which close() closes
+        return connection
 
 
 class Supervisor:
