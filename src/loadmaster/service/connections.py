@@ -118,8 +118,7 @@ class Listener:
             await manager.shutdown(1.0)
         await self._runner.cleanup()
         if self._settings.address_file is not None:
-            with contextlib.suppress(OSError):
-                Path(self._settings.address_file).unlink()
+            remove_address(Path(self._settings.address_file))
 
 
 def write_address(path: Path, url: str, host: str, port: int) -> None:
@@ -129,6 +128,13 @@ def write_address(path: Path, url: str, host: str, port: int) -> None:
     with os.fdopen(handle, "wb") as file:
         file.write(content + b"\n")
     Path(temporary).replace(path)
+
+
+def remove_address(path: Path) -> None:
+    """Take the file away, unless another gateway has written it since."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        if msgspec.json.decode(path.read_bytes()).get("pid") == os.getpid():
+            path.unlink()
 
 
 def machine_name() -> str:

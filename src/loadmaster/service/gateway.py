@@ -226,7 +226,8 @@ class Gateway:
             body[asked.conversation], changes = await rules(body[asked.conversation])
         except ImageError as error:
             status, param = getattr(error, "status", 400), getattr(error, "param", None)
-            raise ApiError(status, error.code, error.message, param=param) from None
+            wait = 2 if status == 429 else None
+            raise ApiError(status, error.code, error.message, param=param, retry_after=wait) from None
         return changes
 
     # --- what runs now

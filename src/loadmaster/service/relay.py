@@ -178,7 +178,7 @@ async def _stream(
                 problem = fault(error)
                 break
             if not part:
-                if held or not any(mark in last for mark in _ENDS.get(route, ())):
+                if held or not any(mark in last for mark in _ENDS.get(route, (b"",))):
                     problem = _died("its stream ended too early")
                 break
             if held or not part.endswith(b"\n\n"):

@@ -1,0 +1,155 @@
+"""Any JSON is judged or refused, never an error of ours; and what passed holds no URL that an engine would fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.service.errors import ApiError, ImageError
+from loadmaster.service.gateway import _data_urls_only
+from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE
+from loadmaster.service.requestbody import parse_object
+from loadmaster.service.requestrules import judge
+
+ROUTES = (CHAT_ROUTE, COMPLETIONS_ROUTE, "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize")
+URL = "http://169.254.169.254/latest"
+WORDS = st.sampled_from(
+    [
+        "messages", "input", "prompt", "role", "user", "content", "type", "text", "image_url", "url", "input_image",
+        "image", "source", "base64", "data", "media_type", "tool_result", "video_url", "audio_url", "input_audio", "n",
+        "stream", "model", "system", "output", "uuid", "detail", "best_of", "file_url", URL, "data:image/png;base64,AA",
+    ]
+)  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5), max_leaves=25
+)
+PARTS = st.dictionaries(WORDS, VALUES, max_size=4) | st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            ["text", "image_url", "input_image", "image", "video_url", "audio_url", "tool_result", "input_audio"]
+        )
+    },
+    optional={
+        "text": st.just("x"),
+        "image_url": st.sampled_from([URL, {"url": URL}, "data:,"]) | VALUES,
+        "video_url": st.sampled_from([URL, {"url": URL}]),
+        "audio_url": st.sampled_from([URL, {"url": URL}]),
+        "source": st.sampled_from([{"type": "url", "url": URL}]) | VALUES,
+        "content": st.lists(st.just({"type": "image", "source": {"type": "url", "url": URL}}), max_size=2) | VALUES,
+        "input_audio": st.sampled_from([{"data": URL}, {"data": "AAAA", "format": "wav"}]),
+        "uuid": st.just("1"),
+    },
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(PARTS, max_size=3) | VALUES}), max_size=3
+)
+BODIES = st.dictionaries(WORDS, VALUES | MESSAGES, max_size=5) | st.fixed_dictionaries(
+    {"messages": MESSAGES, "input": MESSAGES}
+)
+
+
+@given(route=st.sampled_from(ROUTES), body=BODIES)
+def test_nothing_that_an_engine_would_fetch_passes(route: str, body: dict[str, Any]) -> None:
+    try:
+        asked = judge(route, body)
+        if asked.conversation is not None and asked.pictures:
+            asyncio.run(_data_urls_only(body[asked.conversation]))
+    except ApiError as error:
+        assert error.status == 400
+        return
+    except ImageError:
+        return
+    assert asked.places >= 1
+    if asked.conversation is not None:
+        for part in _parts(body[asked.conversation]):
+            for name in ("image_url", "video_url", "audio_url", "source"):
+                assert URL not in str(part.get(name)), part
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    """Every object in the contents of a conversation."""
+    found: list[dict[str, Any]] = []
+    if isinstance(value, list):
+        for item in value:
+            found += _parts(item)
+    elif isinstance(value, dict):
+        found.append(value)
+        for name in ("content", "output"):
+            found += _parts(value.get(name))
+    return found
+
+
+@given(content=st.binary(max_size=200) | VALUES.map(msgspec.json.encode))
+def test_any_bytes_are_an_object_or_refused(content: bytes) -> None:
+    try:
+        assert isinstance(parse_object(content, 40), dict)
+    except ApiError as error:
+        assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b'{"a": 1e999}', "body_not_json"),
+        (b'{"a": NaN}', "body_not_json"),
+        (b'{"a": 99999999999999999999999}', "number_too_large"),
+        (b'{"a": [' + b"9" * 5000 + b"]}", "body_not_json"),
+        (b"[]", "body_not_object"),
+        (b"", "body_not_json"),
+        (b'{"a":' * 41 + b"1" + b"}" * 41, "body_too_deep"),
+        (b"[" * 100_000 + b"]" * 100_000, "body_too_deep"),
+        (b"[" * 300_000, "body_too_complex"),
+        (b'{"a": [' + b"0," * 1_000_001 + b"0]}", "body_too_complex"),
+    ],
+)
+def test_bodies_that_are_refused(content: bytes, code: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_object(content, 40)
+    assert refused.value.code == code
+
+
+def test_the_last_of_equal_keys_counts() -> None:
+    assert parse_object(b'{"a": 1, "a": 2}', 40) == {"a": 2}
+    assert parse_object(b'{"a":' * 40 + b"1" + b"}" * 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "places"),
+    [
+        (CHAT_ROUTE, {"messages": [{"role": "user", "content": "x"}], "n": 3}, 3),
+        (COMPLETIONS_ROUTE, {"prompt": "x", "best_of": 4, "n": 2}, 4),
+        (COMPLETIONS_ROUTE, {"prompt": ["x", "y"], "n": 2}, 4),
+        (COMPLETIONS_ROUTE, {"prompt": [1, 2, 3]}, 1),
+        (COMPLETIONS_ROUTE, {"prompt": [[1, 2], [3]]}, 2),
+        ("/v1/responses", {"input": "x"}, 1),
+    ],
+)
+def test_places_are_answers_written_at_once(route: str, body: dict[str, Any], places: int) -> None:
+    assert judge(route, body).places == places
+
+
+def test_what_healthy_clients_send_passes() -> None:
+    tool_call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"image_url": "x"}'}}
+    messages = [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call]},
+        {"role": "tool", "tool_call_id": "1", "content": "done"},
+        {"role": "assistant", "content": "x", "reasoning": "y"},
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"image_url": {}}}}}]
+    asked = judge(CHAT_ROUTE, {"messages": messages, "tools": tools, "max_tokens": 5, "temperature": 0, "seed": None})
+    assert not asked.pictures and asked.conversation == "messages"
+    call = {"type": "tool_use", "id": "1", "name": "look", "input": {"image_url": URL}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]}
+    judge(
+        "/v1/messages", {"messages": [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]}
+    )
+    items = [{"type": "function_call", "name": "look", "arguments": "{}"}, {"role": "user", "content": "x"}]
+    judge("/v1/responses", {"input": [*items, {"type": "function_call_output", "call_id": "1", "output": "x"}]})
