@@ -424,6 +424,7 @@ class RankWeights(Struct, frozen=True, kw_only=True):
     detail: dict[str, int] = {}
     largest_transient: int = 0
     notes: tuple[str, ...] = ()
+    known: bool = True  # False: the size of (some of) the weights is not known, and the components are assumed or absent
 
     @property
     def total(self) -> int:

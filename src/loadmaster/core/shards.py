@@ -14,6 +14,7 @@ from collections import defaultdict
 from msgspec import Struct, structs
 
 from loadmaster.core.architectures import Family, Placement, family_of, online_bytes_per_parameter, place
+from loadmaster.core.declaredweights import declared_weights
 from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Amount, Basis, ModelFacts, RankWeights, Settings, TensorGroup
 from loadmaster.core.loadblocks import SPLIT_LIMIT, allocated_bytes
@@ -60,7 +61,8 @@ def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, .
 
     Ordered by pipeline rank, then tensor rank. ``basis`` is "read" for tensors from file headers, "computed"
     for those derived from a configuration, "assumed" with bounds where the architecture has no rule.
-    A model whose tensors are unknown gives ranks without components and a note that says so.
+    A model whose tensors are unknown gives what its declared size lets assume, else ranks without components, and
+    a note that says so; ``known`` is then False.
     """
     family = family_of(model.architecture)
     tensors = model.tensors or synthesise(model)
@@ -69,6 +71,7 @@ def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, .
     notes = _notes(model, settings, family, tensors) + ((note,) if note else ())
     ranks = settings.tensor_parallel_size
     plan = _Plan(model, settings, family, tensors)
+    known = _known(model, settings, family, tensors)
     result: list[RankWeights] = []
     for pipeline_rank, stage in enumerate(stages):
         memo: dict[Sharding, RankWeights] = {}
@@ -76,7 +79,8 @@ def shard_weights(model: ModelFacts, settings: Settings) -> tuple[RankWeights, .
             sharding = plan.sharding(tensor_rank)
             if sharding not in memo:
                 sums = plan.stage_sums(stage, sharding)
-                memo[sharding] = _rank_weights(sums, plan, basis if tensors else "assumed", notes, pipeline_rank)
+                rank = _rank_weights(sums, plan, basis if tensors else "assumed", notes, pipeline_rank)
+                memo[sharding] = structs.replace(rank, known=known)
             result.append(structs.replace(memo[sharding], tensor_rank=tensor_rank))
     return tuple(result)
 
@@ -94,10 +98,12 @@ def _stages(
 
 def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple[TensorGroup, ...]) -> tuple[str, ...]:
     notes: list[str] = []
+    if tensors and not _known(model, settings, family, tensors):
+        notes.append("The size of the vision tower is unknown: the table of public models does not have it.")
     if not tensors and model.weight_bytes:
         notes.append("No tensor headers: the size of the checkpoint is divided over the ranks, with wide bounds.")
     elif not tensors:
-        notes.append("The size of the weights is unknown: no tensor headers, and too little in the configuration.")
+        notes.append("The size of the weights is unknown: no tensor headers, and no rule to compute them from.")
     elif not family.exact:
         notes.append(
             f"No sharding rule for the architecture {model.architecture or '(not named)'}: matrices are taken as "
@@ -111,6 +117,14 @@ def _notes(model: ModelFacts, settings: Settings, family: Family, tensors: tuple
     if settings.cpu_offload_bytes:
         notes.append("The decoder layers that --cpu-offload-gb moves to host memory are left out.")
     return tuple(notes)
+
+
+def _known(model: ModelFacts, settings: Settings, family: Family, tensors: tuple[TensorGroup, ...]) -> bool:
+    """Whether the size of all weights is known: from tensors, or at least in sum."""
+    if not tensors:
+        return bool(model.weight_bytes)
+    no_tower = not model.tensors and family.vision is not None and model.vision is None
+    return not no_tower or settings.language_model_only
 
 
 def _activation_order(model: ModelFacts) -> bool:
@@ -178,6 +192,7 @@ class _Plan:
             self.groups.append((group, placement))
         self.missing_head = bool(tensors) and not has_head and not self.tied
         self.exact = family.exact and bool(tensors)
+        self.declared = None if tensors or model.weight_bytes else declared_weights(model)
 
     def _loads_tower(self) -> bool:
         settings, modalities = self.settings, self.family.get("modalities", ())
@@ -239,11 +254,17 @@ class _Plan:
             if group.layers is not None and placement.component == _LANGUAGE:
                 sums.decoder += size * in_decoder
             self._add_parameter(sums, group, here, size, in_decoder + in_head)
+        stages = self.settings.pipeline_parallel_size
         if not self.groups and self.model.weight_bytes:
-            stages = self.settings.pipeline_parallel_size
             sums.parts[_LANGUAGE, "other"] = self.model.weight_bytes / (sharding.tensor_parallel * stages)
             sums.low[_LANGUAGE] = 0.0  # parts of the checkpoint may not be loaded
             sums.high[_LANGUAGE] = self.model.weight_bytes / stages
+        elif not self.groups and self.declared is not None:
+            share = sharding.tensor_parallel * stages
+            sums.parts[_LANGUAGE, "other"] = self.declared.bytes / share
+            sums.low[_LANGUAGE] = max(0.0, self.declared.low / share - self.settings.cpu_offload_bytes)
+            sums.decoder = self.declared.bytes / share
+            sums.high[_LANGUAGE] = self.declared.high / stages
         if self.groups:
             self._add_derived(sums, stage, sharding)
         return sums
@@ -422,6 +443,8 @@ def _rank_weights(sums: _Sums, plan: _Plan, basis: Basis, notes: tuple[str, ...]
             low = min(size - 1, math.floor(sums.low[component]))
             high = max(size + 1, math.ceil(sums.high[component]))
             own, note = "assumed", "no sharding rule for this architecture or format"
+            if plan.declared is not None:
+                note = plan.declared.note
         elif component == _OTHER and "lora slots" in detail:
             spread = detail["lora slots"] // 2
             low, high, own = size - spread, size + spread, "assumed"

@@ -56,6 +56,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     images: ImagePlan | None
     request_bytes: int | None  # of cache for one request of max_model_len, on the rank that decides
     notes: tuple[str, ...]
+    weights_known: bool = True  # False: the size of the weights is assumed, or not even that
 
 
 def plan_of(model: ModelFacts, gpus: Sequence[GpuFacts], launch: LaunchArgs, engine: EngineFacts) -> Plan:
@@ -127,6 +128,7 @@ def _place(
         images=images,
         request_bytes=request,
         notes=tuple(dict.fromkeys(told)),
+        weights_known=all(rank.known for rank in weights),
     )
 
 

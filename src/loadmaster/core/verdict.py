@@ -29,6 +29,7 @@ def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
         _enough_cards(plan),
         _heads_divide(plan),
         None if not loads else _peaks_fit(loads),
+        True if plan.weights_known else None,
         *(_free_memory_fits(rank, plan) for rank in plan.ranks),
         _request_fits(plan),
         _state_blocks_fit(plan),
@@ -53,6 +54,8 @@ def findings_of(plan: Plan, loads: Sequence[GpuLoad]) -> tuple[Finding, ...]:
         fixes = [Fix("a step of one block", argv=("--max-num-batched-tokens", str(block)))]
         found.append(finding("batched-tokens-below-block", cause, fixes=fixes))
     found += _picture_findings(plan)
+    if not plan.weights_known:
+        found = [*_unknown_weights(plan), *(_by_assumed_weights(item) for item in found)]
     return order(found)
 
 
@@ -154,6 +157,27 @@ def _card_findings(plan: Plan) -> list[Finding]:
     return found
 
 
+def _unknown_weights(plan: Plan) -> list[Finding]:
+    """Says what stands in for the size of the weights, so that nobody takes the sheet for a plan."""
+    assumed = next((rank.weights for rank in plan.ranks if rank.weights), {})
+    if assumed:
+        low, high = (sum(getattr(one, side) for one in assumed.values()) for side in ("low", "high"))
+        notes = dict.fromkeys(one.note for one in assumed.values() if one.note)
+        said = f"they are taken as {gib(low)} to {gib(high)} a card ({'; '.join(notes)})"
+    else:
+        said = "they are left out of every figure"
+    cause = f"Neither tensor headers nor a rule say how large all weights of {plan.model.name} are: {said}."
+    fix = Fix("The headers of the checkpoint tell: plan the directory, or download it first.")
+    return [finding("weights-unknown", cause, fixes=[fix])]
+
+
+def _by_assumed_weights(item: Finding) -> Finding:
+    """What is said of memory stands on assumed weights: at most likely."""
+    if item.code in ("tp-exceeds-gpus", "heads-vs-tp", "gpus-unequal") or item.confidence != "certain":
+        return item
+    return structs.replace(item, confidence="likely")
+
+
 def _memory_findings(plan: Plan, rank: RankMemory, load: GpuLoad) -> list[Finding]:
     """Why this card does not hold the launch: the first stage of the start that fails, then serving."""
     total, found = load.total_bytes, []
@@ -165,7 +189,15 @@ def _memory_findings(plan: Plan, rank: RankMemory, load: GpuLoad) -> list[Findin
             f"{card} has {gib(total)}; weights take {gib(weights)} and the context {gib(context)}: "
             f"{gib(context + weights - total)} too much before anything else."
         )
-        return [finding("oom-weights", cause, evidence=[_evidence(load, ("context", "weights."))])]
+        least = rank.context.low + rank.other_processes + sum(amount.low for amount in rank.weights.values())
+        return [
+            finding(
+                "oom-weights",
+                cause,
+                evidence=[_evidence(load, ("context", "weights."))],
+                confidence="certain" if least > total else "likely",
+            )
+        ]
     free = _free_memory_fits(rank, plan)
     if free is not True:
         available = total - context
