@@ -289,8 +289,7 @@ def test_killed_processes_leave_no_orphan_a_true_status_and_a_working_up(one: Se
     one.configure("--load", "0.3")
     rounds = Rounds(one, seed=3)
     for moment, victims in (
-        ("loading", "run-engine"),
-        ("ready", "supervisord"),
+        ("loading", "run-engine and supervisord"),
         ("ready", "engine and gateway"),
         ("stopping", "run-engine"),
     ):

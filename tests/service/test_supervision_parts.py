@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from loadmaster.core.deployment import Deployment, EngineSection, KeysSection, SupervisionSection
 from loadmaster.edge.ports import holder, is_free, next_free
 from loadmaster.edge.statehome import StateError
-from loadmaster.engines.base import Progress
+from loadmaster.engines.base import EngineCommand, Progress
 from loadmaster.engines.command import CommandEngine
 from loadmaster.service.backoff import begin_after, failures_after, wait_s
 from loadmaster.service.enginestate import EngineState, read_state, write_state
+from loadmaster.service.keywords import without_key
 from loadmaster.service.outputs import Outputs, secret_values
 from loadmaster.service.places import Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port, remembered_port
@@ -126,8 +127,29 @@ def test_secret_values_come_from_flags_variables_and_keys() -> None:
         ),
         keys=KeysSection(environment="MY_KEYS"),
     )
-    found = secret_values(deployment, "engine-key", {"MY_KEYS": "key-one,key-two", "MY": "key-three", "PATH": "/usr/bin:/bin"})
+    found = secret_values(
+        deployment, "engine-key", {"MY_KEYS": "key-one,key-two", "MY": "key-three", "PATH": "/usr/bin:/bin"}
+    )
     assert set(found) == {"flag-secret", "hf-secret", "engine-key", "key-one", "key-two"} | {"key-one,key-two"}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "rest", "key", "visible"),
+    [
+        (("--api-key", "k1", "--port", "1"), "vllm", ("--port", "1"), "k1", False),
+        (("--port", "1", "--api-key=k1"), "vllm", ("--port", "1"), "k1", False),
+        (("--api-key", "k1", "k2"), "vllm", ("--api-key", "k1", "k2"), None, True),  # its variable holds one alone
+        (("--set", "api_keys=k1"), "llamacpp", ("--set", "api_keys=k1"), None, True),
+        (("--port", "1"), "vllm", ("--port", "1"), None, False),
+    ],
+)
+def test_vllms_key_goes_into_its_environment(
+    words: tuple[str, ...], kind: str, rest: tuple[str, ...], key: str | None, visible: bool
+) -> None:
+    command, seen = without_key(EngineCommand(argv=("vllm", *words)), kind, container=False)
+    assert command.argv == ("vllm", *rest)
+    assert command.env.get("VLLM_API_KEY") == key
+    assert seen is visible
 
 
 # ---------------------------------------------------------------------------------------------- ports

@@ -40,7 +40,7 @@ def serve_errors() -> Iterator[None]:
     except StateError as error:
         raise Failure(error.message, error.hint, PROBLEM if isinstance(error, WriteError) else USAGE) from None
     except Refusal as error:
-        _show_findings(error.findings)
+        _show_findings(tuple(finding for finding in error.findings if finding.severity == "error"))
         raise Failure(error.message, error.hint, error.exit_code) from None
     except (SuperviseError, EngineError) as error:
         raise Failure(error.message, error.hint, PROBLEM) from None
@@ -74,7 +74,9 @@ def _say(text: str) -> None:
     metavar="S",
     help="Wait at most S seconds for its first answer; engine.start_timeout_s if left out.",
 )
-def up(name: str, foreground: bool, timeout_s: float | None) -> None:
+@click.option("--verify", "proof", is_flag=True, help="Then prove it from end to end, as loadmaster verify does.")
+@click.pass_context
+def up(context: click.Context, name: str, foreground: bool, timeout_s: float | None, proof: bool) -> None:
     """Start a deployment under supervision and wait until it truly answers.
 
     A path or a hub name in place of NAME makes a deployment of that model first.
@@ -99,6 +101,8 @@ def up(name: str, foreground: bool, timeout_s: float | None) -> None:
             _explain(status, line.seconds)
         if status.healthy:
             write_result(_where(deployment, status))
+            if proof:
+                _prove(context, deployment.name, foreground)
         if foreground and not begun.already and status.healthy:
             _stay(deployment, places)
         sys.exit(OK if status.healthy else PROBLEM)
@@ -112,6 +116,19 @@ def up(name: str, foreground: bool, timeout_s: float | None) -> None:
             _down(deployment, places)
             if begun.process is not None:
                 begun.process.wait(10)
+
+
+def _prove(context: click.Context, name: str, foreground: bool) -> None:
+    """``loadmaster verify NAME``; its exit code is that of ``up``, unless ``up`` stays."""
+    from loadmaster.commands.verify import verify
+
+    write_result("\n")
+    command = verify.make_context("verify", [name], parent=context)
+    try:
+        verify.invoke(command)
+    except SystemExit as done:
+        if not foreground:
+            sys.exit(done.code)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -210,7 +227,7 @@ def _where(deployment: Deployment, status: Status) -> str:
         ("model", str(status.backend.model)),
         ("engine", f"{deployment.engine.kind}, process {status.backend.pid}, port {status.backend.port}"),
         ("ready", f"after {seconds:.1f} s" if seconds is not None else "yes"),
-        ("next", f"loadmaster status {name}; loadmaster logs {name} -f; loadmaster down {name}"),
+        ("next", f"loadmaster verify {name}; loadmaster status {name}; loadmaster logs {name} -f"),
     ]
     return f"{name} answers\n\n" + "".join(f"{label:9}{text}\n" for label, text in rows)
 
@@ -298,7 +315,7 @@ def restart(context: click.Context, name: str, timeout_s: float | None) -> None:
     """Stop a deployment and start it again with its configuration as it is now."""
     deployment, places = _opened(name)
     _down(deployment, places)
-    context.invoke(up, name=name, foreground=False, timeout_s=timeout_s)
+    context.invoke(up, name=name, foreground=False, timeout_s=timeout_s, proof=False)
 
 
 # ---------------------------------------------------------------------------------------------- status, logs

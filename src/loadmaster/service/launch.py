@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import choose_port, forget_port
 from loadmaster.service.preparation import Prepared, prepare, refuse, shown_sheet
-from loadmaster.service.refusal import Refusal, SuperviseError
+from loadmaster.service.refusal import USAGE, Refusal, SuperviseError
 from loadmaster.service.status import Status, gateway_ready, status_of
 from loadmaster.service.supervise import (
     leftovers,
@@ -73,6 +74,7 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
         if prepared.sheet is not None:
             write_file(places.plan, encode(plan_document(shown_sheet(prepared.sheet))).encode())
         refuse(prepared)
+        _check_keys(deployment)
         _check_gateway_port(deployment)
         forget_port(places)
         port = choose_port(places, deployment)
@@ -113,6 +115,13 @@ def _why_anew(places: Places) -> str | None:
         return "the supervisor does not answer"
     ended = [name for name in sorted(states) if states[name] in _SETTLED]
     return f"{' and '.join(ended)} had ended" if ended else None
+
+
+def _check_keys(deployment: Deployment) -> None:
+    """The gateway would ask for keys of which there are none."""
+    variable = deployment.keys.environment
+    if variable is not None and not os.environ.get(variable, "").strip():
+        raise Refusal(f"keys.environment names {variable}, which is not set", f"export {variable}=...", USAGE)
 
 
 def _check_gateway_port(deployment: Deployment) -> None:

@@ -50,6 +50,7 @@ from loadmaster.service.enginestate import (
 )
 from loadmaster.service.enginewatch import watch_engine
 from loadmaster.service.guard import Guard, end_run
+from loadmaster.service.keywords import without_key
 from loadmaster.service.outputs import Outputs, secret_values
 from loadmaster.service.places import FOLDER_VARIABLE, Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port
@@ -260,7 +261,11 @@ class RunEngine:
         """Start the engine and return its port. Raises EngineError, ProcessError, StateError."""
         deployment, engine = self._deployment, self._engine
         wanted = choose_port(self._places, deployment)
+        section = deployment.engine
         command = engine.command(deployment, self._prepared.sheet, wanted)
+        command, visible = without_key(command, section.kind, container=section.container is not None)
+        if visible:
+            self._log("note: the engine's API key stands in its command line; keys of the gateway do not")
         port = listening_port(deployment, wanted)
         if port != wanted and not is_free("127.0.0.1", port):
             found = holder(port)
