@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launchcases import cards, codes, dense, found, moe, of, vision
 from loadmaster.core.facts import Quantization
+from tests.launchcases import cards, codes, dense, found, moe, of, vision
 
 AWQ = Quantization(method="awq", bits=4, group_size=128, zero_point=True, label="awq w4 g128")
 PACKED = Quantization(
@@ -184,3 +184,69 @@ def test_a_head_size_that_nobody_wrote_down_is_not_guessed() -> None:
     blocks = Quantization(method="fp8", bits=8, block_shape=(128, 128), label="fp8 block 128x128")
     odd = dense(hidden_size=2560, num_attention_heads=24, head_dim=106, num_key_value_heads=8, quantization=blocks)
     assert "fp8-block-vs-tp" not in codes(found("vllm serve m -tp 8", odd, version="0.13.0"))
+
+
+def group(weights: str, bits: int, inputs: tuple[str, int] | None) -> dict[str, object]:
+    found: dict[str, object] = {"targets": ["Linear"], "weights": {"type": weights, "num_bits": bits}}
+    if inputs is not None:
+        found["input_activations"] = {"type": inputs[0], "num_bits": inputs[1]}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "version", "lowest"),
+    [
+        # get_min_capability of the class in modelopt.py that reads the algorithm
+        ("NVFP4", "0.12.0", (8, 0)),
+        ("NVFP4", "0.17.0", (7, 5)),
+        ("NVFP4", "0.20.0", (7, 5)),
+        ("NVFP4", "0.24.0", (7, 5)),
+        ("NVFP4", "0.33.0", (7, 5)),
+        ("FP8", "0.17.0", (8, 9)),
+        ("FP8", "0.20.0", (8, 9)),
+        ("FP8", "0.24.0", (8, 9)),
+        ("FP8", "0.33.0", (8, 0)),
+        ("MXFP8", "0.20.0", (8, 0)),
+        ("MIXED_PRECISION", "0.20.0", (8, 9)),
+        ("MIXED_PRECISION", "0.24.0", (7, 5)),
+        ("MIXED_PRECISION", "0.33.0", (7, 5)),
+    ],
+)
+@pytest.mark.parametrize("flag", ["", " --quantization modelopt"])
+def test_the_algorithm_decides_the_capability(algorithm: str, version: str, lowest: tuple[int, int], flag: str) -> None:
+    model = dense(quantization=Quantization(method="modelopt", format=algorithm, label=f"modelopt {algorithm.lower()}"))
+    ladder = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0)]
+    for capability in ladder:
+        refused = "quant-compute-capability" in codes(
+            found("vllm serve m" + flag, model, cards(1, 80, capability), version=version)
+        )
+        assert refused == (capability < lowest), capability
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "version", "lowest"),
+    [
+        # get_min_capability of the scheme that _get_scheme_from_parts takes
+        ("pack-quantized", [group("int", 4, None)], "0.17.0", (7, 5)),
+        ("pack-quantized", [group("int", 4, ("float", 8))], "0.17.0", (9, 0)),
+        ("pack-quantized", [group("int", 4, ("float", 8))], "0.33.0", (9, 0)),
+        ("float-quantized", [group("float", 8, ("float", 8))], "0.20.0", (7, 5)),
+        ("int-quantized", [group("int", 8, ("int", 8))], "0.24.0", (7, 5)),
+        ("nvfp4-pack-quantized", [group("float", 4, ("float", 4))], "0.17.0", (7, 5)),
+        ("nvfp4-pack-quantized", [group("float", 4, None)], "0.24.0", (7, 5)),
+        ("mxfp4-pack-quantized", [group("float", 4, None)], "0.33.0", (8, 0)),
+        ("mixed-precision", [group("int", 4, None), group("int", 4, ("float", 8))], "0.24.0", (7, 0)),
+    ],
+)
+def test_the_schemes_of_all_groups_decide(
+    kind: str, groups: list[dict[str, object]], version: str, lowest: tuple[int, int]
+) -> None:
+    if kind == "mixed-precision":
+        groups, lowest = [{**one, "format": "pack-quantized"} for one in groups], (9, 0)
+    declared = {"config_groups": {f"group_{number}": one for number, one in enumerate(groups)}}
+    model = dense(quantization=Quantization(method="compressed-tensors", format=kind, declared=declared))
+    for capability in [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0)]:
+        refused = "quant-compute-capability" in codes(
+            found("vllm serve m", model, cards(1, 80, capability), version=version)
+        )
+        assert refused == (capability < lowest), capability

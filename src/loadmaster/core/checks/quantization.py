@@ -9,7 +9,7 @@ from loadmaster.core.checks.case import LaunchCase, is_placeholder
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.checks.spelling import method_history, newest_release, release_words
 from loadmaster.core.engineversion import at_least
-from loadmaster.core.facts import Confidence, Evidence, Finding, Fix
+from loadmaster.core.facts import Confidence, Evidence, Finding, Fix, Quantization
 from loadmaster.core.flagtable import quantization_methods
 from loadmaster.core.releasetable import method_capability, method_dtypes, releases, scheme_capability
 from loadmaster.core.tables import load_toml
@@ -19,6 +19,7 @@ _FLOAT16 = ("half", "float16")
 _BF16_CAPABILITY = (8, 0)
 _LOWEST_CAPABILITY = (7, 0)
 _BY_FORMAT = "compressed-tensors"  # asks by the scheme of its format, not as a method
+_BY_ALGORITHM = "modelopt"  # and this one by its algorithm, whichever of its methods the flag names
 _NOTHING = ("none", "null", "")
 
 
@@ -278,7 +279,8 @@ def _capability(case: LaunchCase) -> Iterator[Finding]:
 def _needed_capability(case: LaunchCase) -> tuple[int | None, str, tuple[Evidence, ...]]:
     """Lowest capability for what will run: the method of the flag, else what can run the checkpoint in some way."""
     wanted, has = requested(case), declared(case)
-    if wanted is not None and wanted in _available(case) and wanted != _BY_FORMAT:
+    by_checkpoint = has is not None and has.lower() in (_BY_FORMAT, _BY_ALGORITHM)
+    if wanted is not None and wanted in _available(case) and wanted != _BY_FORMAT and not by_checkpoint:
         accepted = _methods().get(wanted, {}).get("checkpoint", ())
         if has is None or has.lower() in accepted or has.lower() == wanted:
             return method_capability(wanted, case.version), f"--quantization {wanted}", case.evidence("--quantization")
@@ -294,9 +296,37 @@ def _checkpoint_capability(case: LaunchCase, version: str | None) -> int | None:
     has = (declared(case) or "").lower()
     tables = load_toml("quantization-methods.toml")
     if has == _BY_FORMAT and case.model is not None:
-        return scheme_capability(tables["formats"].get(case.model.quantization.format, ()), version)
+        return _groups_capability(case.model.quantization, version)
+    if has == _BY_ALGORITHM and case.model is not None:
+        algorithm = (case.model.quantization.format or "").upper()
+        reader = next((name for part, name in tables["modelopt"].items() if part in algorithm), None)
+        return None if reader is None else method_capability(reader, version)
     needed = method_capability(has, version)
     return needed if needed is not None else method_capability(tables["merged"].get(has, ""), version)
+
+
+def _groups_capability(declared: Quantization, version: str | None) -> int | None:
+    """What compressed-tensors asks for: every config group has to run, each in the scheme that asks for least."""
+    tables = load_toml("quantization-methods.toml")
+    groups = (declared.declared or {}).get("config_groups")
+    needed = []
+    for group in groups.values() if isinstance(groups, dict) else ():
+        if not isinstance(group, dict):
+            continue
+        weights, inputs = (_number_format(group.get(name)) for name in ("weights", "input_activations"))
+        stored = group.get("format") if isinstance(group.get("format"), str) else declared.format
+        schemes = tables["groups"].get(f"{weights} x {inputs}") or tables["formats"].get(stored, ())
+        needed.append(scheme_capability(schemes, version))
+    if not needed:
+        return scheme_capability(tables["formats"].get(declared.format, ()), version)
+    return max((number for number in needed if number is not None), default=None)
+
+
+def _number_format(arguments: Any) -> str | None:
+    """``int4`` or ``float8``: the type and bits of a config group's weights or activations."""
+    if not isinstance(arguments, dict):
+        return None
+    return f"{arguments.get('type')}{arguments.get('num_bits')}"
 
 
 def _capability_fixes(case: LaunchCase, has_number: int) -> list[Fix]:
