@@ -39,7 +39,7 @@ def test_reads_the_kernels_files(tmp_path: Path) -> None:
         assert path == Path("/shm")
         return SimpleNamespace(f_blocks=16384, f_bavail=8192, f_frsize=4096)
 
-    facts = read_host(tmp_path, Path("/shm"), statvfs=statvfs, cpu_count=lambda: 12)
+    facts = read_host(tmp_path, Path("/shm"), tmp_path / "cgroup", statvfs=statvfs, cpu_count=lambda: 12)
     assert facts == HostFacts(
         memory_total_bytes=131900000 * 1024,
         memory_available_bytes=65950000 * 1024,
@@ -54,10 +54,46 @@ def test_nothing_readable_is_nothing_known(tmp_path: Path) -> None:
     def fail(*_: object) -> Any:
         raise PermissionError
 
-    assert read_host(tmp_path / "none", tmp_path / "none", statvfs=fail, cpu_count=fail) == HostFacts()
+    assert (
+        read_host(tmp_path / "none", tmp_path / "none", tmp_path / "cgroup", statvfs=fail, cpu_count=fail)
+        == HostFacts()
+    )
 
 
 def test_this_machine() -> None:
     facts = read_host()
     assert facts.memory_total_bytes is None or facts.memory_total_bytes > GIB // 8
     assert facts.cpu_count is None or facts.cpu_count >= 1
+
+
+def _host(tmp_path: Path) -> HostFacts:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    return read_host(tmp_path, tmp_path / "none", tmp_path / "cgroup")
+
+
+def test_a_containers_memory_limit_caps_the_machines(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    (group / "memory.max").write_text(f"{16 * GIB}\n")
+    (group / "memory.current").write_text(f"{6 * GIB}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {2 * GIB}\n")
+    facts = _host(tmp_path)
+    assert (facts.memory_total_bytes, facts.memory_available_bytes) == (16 * GIB, 12 * GIB)
+
+
+def test_the_limit_of_the_first_version_of_control_groups(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup" / "memory"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{8 * GIB}")
+    (group / "memory.usage_in_bytes").write_text(f"{3 * GIB}")
+    facts = _host(tmp_path)
+    assert (facts.memory_total_bytes, facts.memory_available_bytes) == (8 * GIB, 5 * GIB)
+
+
+def test_no_limit_leaves_what_the_machine_has(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    for text in ("max", str((1 << 63) - 4096), "broken", ""):
+        (group / "memory.max").write_text(text)
+        assert _host(tmp_path).memory_total_bytes == 131900000 * 1024
+        assert _host(tmp_path).memory_available_bytes == 65950000 * 1024
