@@ -207,6 +207,17 @@ def largest_context(layout: CacheLayout, settings: Settings, available_bytes: in
     return low
 
 
+def cached_bytes(layout: CacheLayout, settings: Settings, available_bytes: int) -> int:
+    """Bytes of blocks that requests can have: what is left for the cache, and no more than a given number of blocks.
+
+    From 0.20.1 on the given number alone decides, whatever is left.
+    """
+    if settings.num_gpu_blocks_override is None:
+        return available_bytes
+    given = settings.num_gpu_blocks_override * layout.pool_block_bytes
+    return given if rule("override_admission", settings.version)["by_override"] else min(given, available_bytes)
+
+
 def cache_capacity(layout: CacheLayout, settings: Settings, available_bytes: int) -> KvCache:
     """Blocks, printed tokens and concurrency of a cache of ``available_bytes`` on the rank that has least."""
     pool = layout.pool_block_bytes
@@ -227,7 +238,6 @@ def cache_capacity(layout: CacheLayout, settings: Settings, available_bytes: int
         if length and settings.mamba_cache_mode == "none" and any(group.kind == "state" for group in layout.groups):
             block = min(block, length)  # a block of state counts as the whole context; the smallest is taken
         tokens = blocks // max(1, len(layout.groups)) * block * settings.decode_context_parallel_size
-    held = blocks * pool if settings.num_gpu_blocks_override is not None else available_bytes
     return KvCache(
         available_bytes=available_bytes,
         block_tokens=layout.block_tokens,
@@ -236,6 +246,6 @@ def cache_capacity(layout: CacheLayout, settings: Settings, available_bytes: int
         max_concurrency=concurrency,
         bytes_per_request_at_max_len=per_request,
         max_model_len=length,
-        largest_model_len=largest_context(layout, settings, held),
+        largest_model_len=largest_context(layout, settings, cached_bytes(layout, settings, available_bytes)),
         notes=layout.notes,
     )

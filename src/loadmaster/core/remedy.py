@@ -176,6 +176,8 @@ def _candidates(
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Changes in the order of harm, few of each kind, the gentler first. ``changed``: what the plan has already."""
     settings = plan.settings
+    if settings.num_gpu_blocks_override is not None:
+        yield {"--num-gpu-blocks-override": None}, "as many blocks as the memory holds"
     cards = cards_that_run(case)
     usable = [size for size in range(len(case.gpus), 0, -1) if divides(case.model, size)]
     if not cards and usable and usable[0] > settings.tensor_parallel_size and settings.pipeline_parallel_size == 1:

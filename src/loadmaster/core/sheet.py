@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from loadmaster.core.cache import bytes_for_context, cache_capacity, cache_layout, largest_context
+from loadmaster.core.cache import bytes_for_context, cache_capacity, cache_layout, cached_bytes, largest_context
 from loadmaster.core.enginerules import EngineRules, rules_for
 from loadmaster.core.facts import (
     Amount,
@@ -182,7 +182,7 @@ def _cache(
             available_low_bytes=rank.left.low,
             available_high_bytes=rank.left.high,
             max_model_len=settings.max_model_len,
-            largest_model_len=largest_context(layout, settings, available),
+            largest_model_len=largest_context(layout, settings, cached_bytes(layout, settings, available)),
         ),
         tight,
         request,

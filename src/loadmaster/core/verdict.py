@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from loadmaster.core.cache import cached_bytes
 from loadmaster.core.checks.catalogue import finding, order
 from loadmaster.core.facts import GIB, MIB, Evidence, Finding, Fix, GpuLoad
 
@@ -101,16 +102,20 @@ def _request_fits(plan: Plan) -> bool | None:
     cache, wanted = plan.kv_cache, plan.request_bytes
     if cache is None or cache.available_bytes is None:
         return None
-    low, high = cache.available_low_bytes, cache.available_high_bytes
-    if (high if high is not None else cache.available_bytes) <= 0:
+    low, high = (
+        cache.available_bytes if side is None else side
+        for side in (cache.available_low_bytes, cache.available_high_bytes)
+    )
+    if plan.layouts and plan.tightest is not None:
+        layout = plan.layouts[plan.ranks[plan.tightest].pipeline_rank]
+        low, high = (cached_bytes(layout, plan.settings, side) for side in (low, high))
+    if high <= 0:
         return False
     if wanted is None:
         return None
-    if wanted > (high if high is not None else cache.available_bytes):
+    if wanted > high:
         return False
-    if plan.settings.num_gpu_blocks_override is not None:
-        return True
-    return True if wanted <= (low if low is not None else cache.available_bytes) else None
+    return True if wanted <= low else None
 
 
 def _state_blocks_fit(plan: Plan) -> bool | None:
@@ -326,16 +331,19 @@ def _cache_findings(plan: Plan) -> list[Finding]:
     wanted, length = plan.request_bytes, settings.max_model_len
     fits = _request_fits(plan)
     if wanted is not None and length is not None and fits is not True:
-        cause = (
-            f"One request of {length:,} tokens needs {gib(wanted)} of cache on each rank, "
-            f"{gib(cache.available_bytes)} are planned."
+        held = cached_bytes(plan.layouts[rank.pipeline_rank], settings, cache.available_bytes)
+        blocks = settings.num_gpu_blocks_override
+        cause = f"One request of {length:,} tokens needs {gib(wanted)} of cache on each rank, " + (
+            f"{gib(held)} are planned."
+            if blocks is None
+            else f"--num-gpu-blocks-override leaves it {gib(held)} ({blocks:,} blocks)."
         )
         if cache.largest_model_len:
             cause += f" {cache.largest_model_len:,} tokens fit."
         fixes = []
         if cache.largest_model_len:
             fixes.append(Fix("the longest that fits", argv=("--max-model-len", str(cache.largest_model_len))))
-        severity = "error" if wanted > cache.available_bytes else "warning"
+        severity = "error" if wanted > held else "warning"
         sure = "certain" if fits is False else "likely" if severity == "error" else "possible"
         return [
             finding("seq-too-long-for-memory", cause, fixes=fixes, severity=severity, confidence=sure)  # type: ignore[arg-type]
