@@ -158,7 +158,7 @@ def test_an_end_during_the_start_leaves_nothing(place: Path, after: str) -> None
             break
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
+    assert process.returncode == 130
     nothing_is_left(place)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from loadmaster.core.verification import Report
     from loadmaster.service.demo import Demonstration
 
+INTERRUPTED = 130
+
 
 @click.command()
 @click.option("--once", is_flag=True, help="Ask one question with a picture, print the answer, stop everything.")
@@ -32,14 +34,16 @@ def demo(once: bool, port: int | None, keep: bool) -> None:
     from loadmaster.service.refusal import Refusal, SuperviseError
     from loadmaster.service.verifyclient import ServiceError
 
-    code = OK
+    code = INTERRUPTED
     kept = None
     try:
         with demonstration(port, keep, _say) as running:
             kept = running.folder if keep else None
-            code = _shown(running, once)
+            outcome = _shown(running, once)
             if not once:
+                code = outcome  # from here on an interruption is the ordinary end
                 _stay(running)
+            code = outcome
     except Refusal as error:
         raise Failure(error.message, error.hint, error.exit_code) from None
     except (DemoError, EngineError, StateError, SuperviseError) as error:
@@ -49,8 +53,6 @@ def demo(once: bool, port: int | None, keep: bool) -> None:
     except OSError as error:
         raise Failure(f"cannot write the demonstration: {error.strerror or error}", exit_code=PROBLEM) from None
     except KeyboardInterrupt:
-        # the ordinary end when it stays; before that, an interruption
-        code = PROBLEM if once else code
         _say("interrupted")
     _say(f"stopped; kept: {kept}" if kept is not None else "stopped; nothing is left")
     sys.exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -184,7 +185,10 @@ class Service:
         except TimeoutError as error:
             raise ServiceError(f"not answered within {timeout_s:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror or str(error.os_error)
+            code = error.os_error.errno
+            # resolvers number their errors below zero, and say in words what they mean
+            known = os.strerror(code) if code is not None and code > 0 else error.os_error.strerror
+            reason = _short(known or str(error.os_error)).lower()
             raise ServiceError(f"cannot connect to {self.url}: {reason}") from error
         except (aiohttp.ClientError, ValueError) as error:  # ValueError: an address that is none
             raise ServiceError(f"the connection failed: {_short(str(error) or type(error).__name__)}") from error
