@@ -188,7 +188,12 @@ def test_the_environment_that_the_engine_gets(text: str, env: dict[str, str]) ->
         ("vllm serve m \\\n --port 8 \\ # the port\n --dtype half", {"--port": 8}, 2, "comment after the backslash"),
         ("vllm serve m \\\n --port 8 \\  \n --dtype half", {"--port": 8}, 2, "blank after the backslash"),
         ("vllm serve m \\\n --port 8\n --dtype half", {"--port": 8}, 3, "--dtype begins a line of its own"),
-        ("vllm serve m \\\n --port 8 \\\n\n --dtype half", {"--port": 8}, 4, "--dtype begins a line of its own"),
+        (
+            "vllm serve m \\\n --port 8 \\\n\n --dtype half",
+            {"--port": 8},
+            4,
+            "an empty line stands after the backslash",
+        ),
         ("vllm serve m \\\n # --port 8 \\\n --dtype half", {}, 2, "comment among continued lines"),
         ("vllm serve m --port 8\\\n--dtype half", {"--port": "8--dtype"}, 1, "no blank before the backslash"),
         ("vllm serve m –port 8", {"--port": 8}, 1, "typographic dash"),
@@ -456,3 +461,49 @@ def test_variables_that_blow_up_are_refused() -> None:
         read_shell_text(growing)
     with pytest.raises(CommandError, match="nested"):
         expand_text("${a:-" * 40 + "}" * 40, Variables())
+
+
+# ---------------------------------------------------------------------------------------------- damage put right
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "whole", "repaired"),
+    [
+        (
+            "export A=1\nB=2 vllm serve m \\ # the model\n --port 8 \\ \n --seed 3\n --max-modl-len 4 \\\n # not\n # now\n"
+            " --dtype half \\\n\n --enforce-eager\n",
+            [2, 3, 5, 6, 7, 10],
+            {"--port": 8, "--seed": 3, "--dtype": "half", "--enforce-eager": True},
+            "A=1 B=2 vllm serve m --port 8 --seed 3 --max-modl-len 4 --dtype half --enforce-eager",
+        ),
+        (
+            "docker run --gpus all\n -v ~/m:/models -e T=$HF_TOKEN \\\n vllm/vllm-openai:v0.24.0 --model /models/q \\ \n"
+            " --max-model-len 4k",
+            [2, 3],
+            {"--max-model-len": 4000},
+            "docker run --gpus all -v ~/m:/models -e T=$HF_TOKEN vllm/vllm-openai:v0.24.0 --model /models/q"
+            " --max-model-len 4k",
+        ),
+        (
+            """vllm serve m --limit-mm-per-prompt '{"image": 2}' \\ \n --port 8""",
+            [1],
+            {"--limit-mm-per-prompt": {"image": 2}, "--port": 8},
+            """vllm serve m --limit-mm-per-prompt '{"image": 2}' --port 8""",
+        ),
+    ],
+)
+def test_a_damaged_command_is_read_whole_too(
+    text: str, lines: list[int], whole: dict[str, object], repaired: str
+) -> None:
+    """What the shell passes on stays what is judged; beside it stands what was meant, one reason for each line."""
+    launch = read(text)
+    assert [item.line for item in launch.damage] == lines
+    assert launch.whole is not None and launch.whole.flags == whole
+    assert launch.repaired == repaired
+    again = read(repaired)
+    assert (again.flags, again.damage, again.model) == (whole, (), launch.whole.model)
+
+
+def test_a_whole_command_has_nothing_to_put_right() -> None:
+    launch = read("vllm serve m \\\n --port 8")
+    assert (launch.whole, launch.repaired, launch.damage) == (None, None, ())

@@ -275,3 +275,91 @@ def test_random_bytes_are_no_command(tmp_path: Path) -> None:
         path.write_bytes(source.randbytes(source.randint(0, 400)))
         with pytest.raises(CommandError):
             read_command_file(path)
+
+
+# ---------------------------------------------------------------------------------------------- around the launch
+
+TWO = """\
+services:
+  chat:
+    image: vllm/vllm-openai:v0.24.0
+    runtime: nvidia
+    command: --model /models/chat
+    volumes:
+      - ./models:/models:ro
+      - cache:/root/.cache
+      - {type: bind, source: "${DATA:-~/data}", target: /data}
+  db: {image: "postgres:15", command: ["x"]}
+  embed:
+    image: vllm/vllm-openai:v0.24.0
+    command: --model org/embed
+"""
+
+NODE = """\
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      volumes:
+        - {name: m, hostPath: {path: /srv/models}}
+        - {name: s, emptyDir: {medium: Memory}}
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.24.0
+          args: [--model, /models/q]
+          volumeMounts:
+            - {name: m, mountPath: /models, subPath: vl}
+            - {name: s, mountPath: /dev/shm}
+---
+kind: Deployment
+metadata: {name: embed}
+spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.24.0", args: [--model, org/embed]}]}}}
+"""
+
+PROGRAMS = "[program:chat]\ncommand=vllm serve org/chat\n[program:x]\ncommand=true\n[program:embed]\ncommand=vllm serve org/embed\n"
+
+
+@pytest.mark.parametrize(("text", "name"), [(TWO, "a.yaml"), (NODE, "b.yaml"), (PROGRAMS, "c.conf")])
+def test_one_of_several_services_is_read_and_the_others_are_named(text: str, name: str) -> None:
+    first = read_command(text, name)
+    assert (first.name, first.others) == ("chat", ("embed",))
+    second = read_command(text, name, service="embed")
+    assert (second.name, second.model, second.others) == ("embed", "org/embed", ())
+    with pytest.raises(CommandError, match="db") as raised:
+        read_command(text, name, service="db")
+    assert raised.value.hint == "services that do: chat, embed"
+
+
+def test_a_text_without_services_has_none_to_choose() -> None:
+    with pytest.raises(CommandError, match="no service 'x'"):
+        read_command("vllm serve m", service="x")
+
+
+def test_mounts_are_kept_as_written() -> None:
+    assert read_command(TWO, "a.yaml").mounts == (("./models", "/models"), ("~/data", "/data"))
+    assert read_command(NODE, "b.yaml").mounts == (("/srv/models/vl", "/models"),)
+    line = (
+        "docker run -v /tmp/m:/models -v cache:/c --mount type=bind,src=./d,dst=/d,readonly vllm/vllm-openai --model m"
+    )
+    assert read_command(line).mounts == (("/tmp/m", "/models"), ("./d", "/d"))
+
+
+@pytest.mark.parametrize(
+    ("text", "access"),
+    [
+        ("docker run vllm/vllm-openai --model m", False),
+        ("docker run --gpus all vllm/vllm-openai --model m", True),
+        ("docker run --runtime nvidia vllm/vllm-openai --model m", True),
+        ("docker run --device /dev/kfd --device /dev/dri rocm/vllm --model m --dtype half --port 1", True),
+        ("podman run --device nvidia.com/gpu=all vllm/vllm-openai --model m", True),
+        ("docker run -e NVIDIA_VISIBLE_DEVICES=0 vllm/vllm-openai --model m", True),
+        (TWO, True),
+        (TWO.replace("    runtime: nvidia\n", ""), False),
+        (COMPOSE, True),
+        ("vllm serve m", None),
+        (NODE, None),
+    ],
+)
+def test_whether_a_container_is_given_cards(text: str, access: bool | None) -> None:
+    assert read_command(text).gpu_access is access

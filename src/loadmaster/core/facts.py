@@ -293,7 +293,11 @@ class GpuProcess(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """The machine around the cards; every field None when it was not looked at."""
+    """The machine around the cards; every field None when it was not looked at.
+
+    ``holds_cards``: the launch's cards are in this machine; False when they were described and may be elsewhere.
+    ``missing_files``: files that the launch names by a path and that are not here.
+    """
 
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
@@ -301,6 +305,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     shm_free_bytes: int | None = None
     cpu_count: int | None = None
     ports_in_use: tuple[int, ...] = ()
+    holds_cards: bool = True
+    missing_files: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------- the launch
@@ -319,7 +325,7 @@ class LaunchArgs(Struct, frozen=True, kw_only=True):
     ``flags``: canonical long name ("--max-model-len") -> value; ``True``/``False`` for switches, numbers as
     numbers ("4K" is 4096), JSON as objects, several values as a list. The model is not among them.
     ``extra``: what nobody knows, verbatim, in place order. ``argv``: the same launch, normalised.
-    ``image``/``shm_bytes``/``container``: what a docker or compose line says around it.
+    ``image``/``shm_bytes``/``ipc_host``/``mounts``/``gpu_access``: what a container's text says around it.
     """
 
     model: str | None = None
@@ -340,6 +346,13 @@ class LaunchArgs(Struct, frozen=True, kw_only=True):
     refused: tuple[Evidence, ...] = ()  # what the engine's parser would refuse: no value, no number, no such choice
     # for each word of ``extra`` how many of ``flags`` stand before it; -1: right after the model
     extra_places: tuple[int, ...] = ()
+    mounts: tuple[tuple[str, str], ...] = ()  # (path on the host as written, path in the container)
+    gpu_access: bool | None = None  # a docker or compose text hands cards to the container; None: no such text
+    name: str | None = None  # of the service, the manifest or the program, where the text names it
+    others: tuple[str, ...] = ()  # further launches of the text: names of services, or places
+    # a damaged text put right: what it would launch, and that command as one line to paste
+    whole: LaunchArgs | None = None
+    repaired: str | None = None
 
 
 class Setting(Struct, frozen=True):
@@ -424,7 +437,9 @@ class RankWeights(Struct, frozen=True, kw_only=True):
     detail: dict[str, int] = {}
     largest_transient: int = 0
     notes: tuple[str, ...] = ()
-    known: bool = True  # False: the size of (some of) the weights is not known, and the components are assumed or absent
+    known: bool = (
+        True  # False: the size of (some of) the weights is not known, and the components are assumed or absent
+    )
 
     @property
     def total(self) -> int:

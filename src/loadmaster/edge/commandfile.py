@@ -13,13 +13,14 @@ from typing import Any
 import yaml
 
 from loadmaster.core.commands import CommandError, Found
-from loadmaster.core.commands.compose import read_compose
+from loadmaster.core.commands.compose import compose_launches
+from loadmaster.core.commands.found import choose
 from loadmaster.core.commands.invocation import MENTION
-from loadmaster.core.commands.kubernetes import read_kubernetes
+from loadmaster.core.commands.kubernetes import kubernetes_launches
 from loadmaster.core.commands.paste import check_size, clean
 from loadmaster.core.commands.settingsfile import is_settings, read_settings
 from loadmaster.core.commands.text import read_shell_text
-from loadmaster.core.commands.units import is_supervisor, is_systemd, read_supervisor, read_systemd
+from loadmaster.core.commands.units import is_supervisor, is_systemd, read_supervisor, read_systemd, supervisor_launches
 from loadmaster.core.facts import Evidence, LaunchArgs
 
 __all__ = ["CommandError", "read_command", "read_command_file"]
@@ -34,21 +35,26 @@ _YAML_LINE = re.compile(r"\s*(?:---|%YAML\b.*|[\"']?[A-Za-z_][\w.-]*[\"']?\s*:(?
 _YAML_NAMES = (".yaml", ".yml", ".json")
 
 
-def read_command(text: str, name_hint: str | None = None, *, engine_version: str | None = None) -> LaunchArgs:
+def read_command(
+    text: str, name_hint: str | None = None, *, engine_version: str | None = None, service: str | None = None
+) -> LaunchArgs:
     """The launch that ``text`` holds. Nothing of it is run.
 
     ``name_hint``: the file's name, if it had one; its suffix says what to try first. ``engine_version`` goes before
-    the version that an image's tag names, and the result carries it. Raises :class:`CommandError`.
+    the version that an image's tag names, and the result carries it. ``service``: which of several launches of a
+    compose file, a manifest or a supervisor's configuration; the first if None. Raises :class:`CommandError`.
     """
     check_size(text)
     try:
-        found = _read(text, (name_hint or "").lower())
+        found = _read(text, (name_hint or "").lower(), service)
+        if service is not None and found.name != service:
+            raise CommandError(f"the text has no service {service!r}", "leave --service out")
         return found.launch(engine_version)
     except RecursionError:
         raise CommandError("the text is too deeply nested", "give the command alone") from None
 
 
-def read_command_file(path: str | Path, *, engine_version: str | None = None) -> LaunchArgs:
+def read_command_file(path: str | Path, *, engine_version: str | None = None, service: str | None = None) -> LaunchArgs:
     """The launch in a file. Raises :class:`CommandError`, also when the file cannot be read."""
     path = Path(path)
     try:
@@ -58,7 +64,7 @@ def read_command_file(path: str | Path, *, engine_version: str | None = None) ->
         raise CommandError(f"cannot read {path}: {error.strerror or error}", "give the path of a text file") from None
     if len(raw) > 8_000_000:
         raise CommandError(f"{path} has more than 8 MB, so it is no command", "give the command alone")
-    return read_command(_decoded(raw, path), path.name, engine_version=engine_version)
+    return read_command(_decoded(raw, path), path.name, engine_version=engine_version, service=service)
 
 
 def _decoded(raw: bytes, path: Path) -> str:
@@ -72,18 +78,18 @@ def _decoded(raw: bytes, path: Path) -> str:
         return raw.decode("latin-1")
 
 
-def _read(text: str, name: str) -> Found:
+def _read(text: str, name: str, service: str | None) -> Found:
     if not text.strip():
         raise CommandError("the text is empty", "give a `vllm serve ...` line or a file that holds one")
-    if is_supervisor(text) and (found := read_supervisor(text)):
-        return found
+    if is_supervisor(text) and (programs := list(supervisor_launches(text))):
+        return choose(programs, service) or programs[0]
     if is_systemd(text) and (found := read_systemd(text)):
         return found
     looks_like_yaml = name.endswith(_YAML_NAMES) or _first_line_is_yaml(text)
     problem: CommandError | None = None
     if looks_like_yaml:
         try:
-            found = _read_yaml(text)
+            found = _read_yaml(text, service)
             if found is not None:
                 return found
         except CommandError as error:
@@ -121,7 +127,7 @@ def _document(text: str) -> Found | None:
 # ---------------------------------------------------------------------------------------------- YAML
 
 
-def _read_yaml(text: str) -> Found | None:
+def _read_yaml(text: str, service: str | None = None) -> Found | None:
     """The launch in a YAML text, None if there is none in it. Raises :class:`CommandError` if it is no YAML."""
     text, damage = clean(text)
     text = re.sub(r"^\s*```.*$", "", text, flags=re.MULTILINE).replace("\t", "  ")
@@ -132,11 +138,10 @@ def _read_yaml(text: str) -> Found | None:
             raise
         text = _without_templates(text)
         documents = list(_load(text, _TextLoader))
-    found: Found | None = None
+    launches: list[Found] = []
     for document in documents:
-        found = read_compose(document) or read_kubernetes(document)
-        if found is not None:
-            break
+        launches += list(compose_launches(document)) or list(kubernetes_launches(document))
+    found = choose(launches, service) if launches else None
     if found is None:
         for document in _load(text, _TypedLoader):
             if is_settings(document):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from loadmaster.core.commands.docker import given_gpus
-from loadmaster.core.commands.found import Found, docker_size, listed
-from loadmaster.core.commands.invocation import entry
+from loadmaster.core.commands.docker import given_gpus, is_gpu_device
+from loadmaster.core.commands.found import Found, docker_size, is_path, listed, mount_of
+from loadmaster.core.commands.invocation import entry, gpus_by_environment
 from loadmaster.core.commands.parameters import Variables, expand_text
 from loadmaster.core.commands.shell import Shell
 
@@ -15,32 +15,37 @@ _SERVICE_KEYS = {"image", "command", "entrypoint", "build", "container_name", "e
 
 
 def read_compose(document: Any) -> Found | None:
-    """The first service that runs vLLM; None if the document is no compose file or has none.
+    """The first service that runs vLLM; None if the document is no compose file or has none."""
+    return next(compose_launches(document), None)
+
+
+def compose_launches(document: Any) -> Iterator[Found]:
+    """Every service that runs vLLM, in the file's order.
 
     ``document``: mappings, lists and text only (numbers and truth values as the file spells them, null is None).
     A lone service, or services without the ``services:`` line above them, are read too.
     """
-    for service in _services(document):
+    for name, service in _services(document):
         found = _service(service)
         if found is not None:
             found.kind = "compose"
-            return found
-    return None
+            found.name = name
+            yield found
 
 
-def _services(document: Any) -> Iterator[Mapping[str, Any]]:
+def _services(document: Any) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
     if not isinstance(document, dict):
         return
     services = document.get("services")
     if isinstance(services, dict):
-        yield from (service for service in services.values() if isinstance(service, dict))
+        yield from ((str(name), service) for name, service in services.items() if isinstance(service, dict))
         return
     if "image" in document and len(_SERVICE_KEYS & document.keys()) >= 2:
-        yield document
+        yield None, document
         return
-    for service in document.values():
+    for name, service in document.items():
         if isinstance(service, dict) and len(_SERVICE_KEYS & service.keys()) >= 2:
-            yield service
+            yield str(name), service
 
 
 def _service(service: Mapping[str, Any]) -> Found | None:
@@ -53,7 +58,42 @@ def _service(service: Mapping[str, Any]) -> Found | None:
     size = service.get("shm_size")
     found.shm_bytes = docker_size(interpolate(str(size))) if size is not None else None
     found.ipc_host = str(service.get("ipc") or "") == "host"
+    found.mounts = list(_mounts(service.get("volumes")))
+    found.gpu_access = _gpu_access(service) or gpus_by_environment(env, image)
     return found
+
+
+def _mounts(volumes: Any) -> Iterator[tuple[str, str]]:
+    """Bind mounts in the short and in the long form."""
+    for volume in volumes if isinstance(volumes, list) else []:
+        if isinstance(volume, str):
+            mount = mount_of(interpolate(volume))
+            if mount is not None:
+                yield mount
+        elif isinstance(volume, dict) and volume.get("type") in (None, "bind"):
+            source, target = interpolate(str(volume.get("source") or "")), interpolate(str(volume.get("target") or ""))
+            if is_path(source) and target:
+                yield source, target
+
+
+def _gpu_access(service: Mapping[str, Any]) -> bool:
+    """Whether anything in the service hands it cards; a part that another file gives is taken to do so."""
+    if service.get("gpus") or "nvidia" in str(service.get("runtime") or ""):
+        return True
+    if str(service.get("privileged") or "").lower() == "true" or service.get("extends"):
+        return True
+    devices = service.get("devices")
+    if any(is_gpu_device(str(device)) for device in (devices if isinstance(devices, list) else [])):
+        return True
+    return bool(_reserved(service))
+
+
+def _reserved(service: Mapping[str, Any]) -> Any:
+    """What ``deploy.resources.reservations`` (or ``limits``) names as devices."""
+    node: Any = service
+    for key in ("deploy", "resources", "reservations"):
+        node = node.get(key) if isinstance(node, dict) else None
+    return (node.get("devices") or node.get("generic_resources")) if isinstance(node, dict) else None
 
 
 def interpolate(text: str) -> str:

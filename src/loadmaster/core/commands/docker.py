@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from loadmaster.core.commands.found import docker_size, listed
+from loadmaster.core.commands.found import docker_size, is_path, listed, mount_of
 
 PROGRAMS = frozenset({"docker", "podman", "nerdctl", "docker.exe", "podman.exe"})
 
@@ -53,6 +53,8 @@ class ContainerRun(Struct):
     gpus: int | None = None
     shm_bytes: int | None = None
     ipc_host: bool = False
+    mounts: list[tuple[str, str]] = field(default_factory=list)
+    gpu_access: bool = False
 
 
 def run_start(words: Sequence[str]) -> int | None:
@@ -117,14 +119,32 @@ def _apply(run: ContainerRun, name: str, value: str, environment: Mapping[str, s
         run.entrypoint = value
     elif name == "--gpus":
         run.gpus = given_gpus(value)
-    elif name == "--device" and value.startswith("nvidia.com/gpu="):
-        number = value.split("=", 1)[1]
-        if number != "all":
+        run.gpu_access = True
+    elif name == "--device":
+        run.gpu_access = run.gpu_access or is_gpu_device(value)
+        if value.startswith("nvidia.com/gpu=") and value.split("=", 1)[1] != "all":
             run.gpus = (run.gpus or 0) + 1
+    elif name in ("--privileged", "--hooks-dir") or (name == "--runtime" and "nvidia" in value):
+        run.gpu_access = True
+    elif name in ("-v", "--volume"):
+        mount = mount_of(value)
+        if mount is not None:
+            run.mounts.append(mount)
+    elif name == "--mount":
+        parts = dict(part.partition("=")[::2] for part in value.split(","))
+        source = parts.get("source") or parts.get("src") or ""
+        target = parts.get("target") or parts.get("destination") or parts.get("dst") or ""
+        if parts.get("type") == "bind" and is_path(source) and target:
+            run.mounts.append((source, target))
     elif name == "--shm-size":
         run.shm_bytes = docker_size(value)
     elif name == "--ipc":
         run.ipc_host = value == "host"
+
+
+def is_gpu_device(value: str) -> bool:
+    """Whether a device of the host is a card: NVIDIA's, AMD's, Intel's, or one by the container device interface."""
+    return re.match(r"nvidia\.com/|amd\.com/|/dev/(?:nvidia|kfd|dri|davinci|accel|vfio|dxg)", value) is not None
 
 
 def given_gpus(value: str) -> int | None:

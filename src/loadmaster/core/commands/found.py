@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ MAX_TEXT = 400_000  # characters; the longest scripts that start an engine have 
 MAX_LINE = 100_000
 MAX_LINES = 20_000
 MAX_DEPTH = 12
+CUT = "the shell never sees what follows"  # how damage says that words are lost
 
 
 class CommandError(Exception):
@@ -30,7 +32,8 @@ class CommandError(Exception):
 class Found(Struct, kw_only=True):
     """One launch as the text has it: the engine's own words (or settings), and what stands around them.
 
-    ``kind`` is one of ``LaunchArgs.kind``. ``gpus``: number of cards given outside the environment.
+    ``kind`` is one of ``LaunchArgs.kind``. ``gpus``: number of cards given outside the environment. ``command``: the
+    shell's words that start it, assignments in front included. ``whole``: the same launch with damage put right.
     """
 
     kind: str
@@ -42,6 +45,12 @@ class Found(Struct, kw_only=True):
     shm_bytes: int | None = None
     ipc_host: bool | None = None
     damage: list[Evidence] = field(default_factory=list)
+    mounts: list[tuple[str, str]] = field(default_factory=list)
+    gpu_access: bool | None = None
+    name: str | None = None
+    others: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+    whole: Found | None = None
 
     def launch(self, engine_version: str | None = None) -> LaunchArgs:
         """``engine_version`` goes before the one that the image's tag names."""
@@ -58,8 +67,72 @@ class Found(Struct, kw_only=True):
             shm_bytes=self.shm_bytes,
             ipc_host=self.ipc_host,
             damage=tuple(self.damage),
+            mounts=tuple(self.mounts),
+            gpu_access=self.gpu_access,
+            name=self.name,
+            others=tuple(self.others),
         )
+        if self.whole is not None:
+            whole = self.whole.launch(engine_version)
+            launch = msgspec.structs.replace(launch, whole=whole, repaired=self.whole.line() or None)
         return msgspec.structs.replace(launch, argv=normalise_argv(launch))
+
+    def line(self) -> str:
+        """The command as one line of a shell, with the variables that the text sets; empty if it is no shell's."""
+        if not self.command:
+            return ""
+        words = list(self.command)
+        if self.kind in ("serve", "module"):
+            said = {word.partition("=")[0] for word in words}
+            words[:0] = [f"{name}={value}" for name, value in self.env.items() if name not in said]
+        return " ".join(quoted(word) for word in words)
+
+
+def quoted(word: str) -> str:
+    """The word as a shell must be given it; a variable in it that the text does not set stays one."""
+    name, equals, value = word.partition("=")
+    if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+        return f"{name}={quoted(value)}"
+    if word.startswith("~/"):
+        return "~/" + quoted(word[2:])
+    if "$" in word and not re.search(r"[\"`\\]", word):
+        return f'"{word}"' if re.search(r"[^\w$@%+=:,./{}-]", word) else word
+    return shlex.quote(word) if word else "''"
+
+
+def choose(launches: Sequence[Found], name: str | None) -> Found | None:
+    """The launch of that name, the first one without a name; it carries the names of the others.
+
+    Raises :class:`CommandError` for a name that there is not.
+    """
+    names = [launch.name or "(unnamed)" for launch in launches]
+    if name is not None:
+        for launch in launches:
+            if launch.name == name:
+                return launch
+        there = ", ".join(names) or "none"
+        raise CommandError(f"no service {name!r} runs vLLM in the text", f"services that do: {there}")
+    if not launches:
+        return None
+    launches[0].others = names[1:]
+    return launches[0]
+
+
+def is_path(text: str) -> bool:
+    """Whether a volume's source is a path of the host, not the name of a volume."""
+    return text.startswith((".", "/", "~", "$")) or re.match(r"[A-Za-z]:[\\/]", text) is not None
+
+
+def mount_of(text: str) -> tuple[str, str] | None:
+    """``host:container[:options]``; None for a named or an anonymous volume."""
+    drive = re.match(r"[A-Za-z]:[\\/]", text)
+    start = 2 if drive else 0
+    # a colon inside ${X:-default} does not part the two
+    plain = re.sub(r"\$\{[^{}]*\}", lambda match: match.group().replace(":", "\0"), text)
+    head, colon, rest = plain[start:].partition(":")
+    source = (plain[:start] + head).replace("\0", ":")
+    target = rest.partition(":")[0].replace("\0", ":")
+    return (source, target) if colon and target.startswith("/") and is_path(source) else None
 
 
 # ---------------------------------------------------------------------------------------------- images

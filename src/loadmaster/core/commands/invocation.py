@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from loadmaster.core.commands.docker import read_run, run_start
 from loadmaster.core.commands.found import MAX_DEPTH, CommandError, Found, looks_like_vllm
@@ -180,7 +180,15 @@ def _container(words: Sequence[str], environment: dict[str, str], depth: int) ->
     found.gpus = run.gpus
     found.shm_bytes = run.shm_bytes
     found.ipc_host = run.ipc_host
+    found.mounts = run.mounts
+    found.gpu_access = run.gpu_access or gpus_by_environment(run.env, run.image)
     return found
+
+
+def gpus_by_environment(env: Mapping[str, str], image: str | None) -> bool:
+    """Whether the container has its cards by other means: a default runtime that reads the environment, no cards."""
+    named = {"NVIDIA_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"} & env.keys()
+    return bool(named) or re.search(r"cpu|tpu|hpu|gaudi|neuron|xpu|rocm|ascend", image or "", re.IGNORECASE) is not None
 
 
 def entry(

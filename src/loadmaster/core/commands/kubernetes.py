@@ -14,17 +14,28 @@ _MAX_DEPTH = 40
 
 
 def read_kubernetes(document: Any) -> Found | None:
-    """The first container that runs vLLM, wherever in the document it stands; None if there is none.
+    """The first container that runs vLLM, wherever in the document it stands; None if there is none."""
+    return next(kubernetes_launches(document), None)
+
+
+def kubernetes_launches(document: Any) -> Iterator[Found]:
+    """Every container that runs vLLM, named by its manifest where that has a name, else by its own.
 
     ``document``: mappings, lists and text only. Custom resources are read too: any mapping that has ``args`` or
     ``command`` counts as a container.
     """
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    owner = metadata.get("name") if isinstance(metadata, dict) else None
+    named: set[str] = set()
     for container, pod in _containers(document, None, 0):
         found = _container(container, pod)
-        if found is not None:
-            found.kind = "kubernetes"
-            return found
-    return None
+        if found is None:
+            continue
+        found.kind = "kubernetes"
+        names = [str(name) for name in (owner, container.get("name")) if isinstance(name, str)]
+        found.name = names[0] if names and names[0] not in named else "/".join(names) or None
+        named.add(found.name or "")
+        yield found
 
 
 def _containers(node: Any, pod: Mapping[str, Any] | None, depth: int) -> Iterator[tuple[Mapping[str, Any], Any]]:
@@ -58,7 +69,24 @@ def _container(container: Mapping[str, Any], pod: Mapping[str, Any] | None) -> F
     found.gpus = _gpus(container)
     found.shm_bytes = _shared_memory(container, pod)
     found.ipc_host = str((pod or {}).get("hostIPC") or "").lower() == "true"
+    found.mounts = list(_mounts(container, pod))
     return found
+
+
+def _mounts(container: Mapping[str, Any], pod: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Folders of the node: ``hostPath`` volumes that the container mounts."""
+    volumes, mounts = (pod or {}).get("volumes"), container.get("volumeMounts")
+    paths: dict[str, str] = {}
+    for volume in volumes if isinstance(volumes, list) else []:
+        place = volume.get("hostPath") if isinstance(volume, dict) else None
+        if isinstance(place, dict) and place.get("path"):
+            paths[str(volume.get("name"))] = str(place["path"])
+    for mount in mounts if isinstance(mounts, list) else []:
+        if not isinstance(mount, dict) or str(mount.get("name")) not in paths or not mount.get("mountPath"):
+            continue
+        inner = str(mount.get("subPath") or "").strip("/")
+        source = paths[str(mount["name"])].rstrip("/") + (f"/{inner}" if inner else "")
+        yield source or "/", str(mount["mountPath"])
 
 
 def _words(value: Any) -> list[str]:

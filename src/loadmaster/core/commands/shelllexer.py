@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct, field
 
-from loadmaster.core.commands.found import CommandError
+from loadmaster.core.commands.found import CUT, CommandError
 from loadmaster.core.facts import Evidence
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -43,7 +43,9 @@ class Token(Struct):
 
 
 class Lexer:
-    """Cuts a text into tokens. ``damage`` and ``heredocs`` fill up as the tokens are walked.
+    """Cuts a text into tokens. ``damage``, ``breaks`` and ``heredocs`` fill up as the tokens are walked.
+
+    ``breaks``: line -> what cuts the command off there: "comment", or "trailing" for what stands after a backslash.
 
     ``bare``: the text is split into words without a shell (supervisor, systemd), so nothing ends the command, redirects
     it or assigns. ``plain_dollars``: a dollar is a character like any other.
@@ -56,6 +58,7 @@ class Lexer:
         self.at = 0
         self.line = 1
         self.damage: list[Evidence] = []
+        self.breaks: dict[int, str] = {}
         self.heredocs: list[str] = []
         self._awaited: list[tuple[str, bool]] = []
         self._continued = False  # the line being read continues the one before it
@@ -106,13 +109,15 @@ class Lexer:
         end = self.text.find("\n", self.at)
         end = len(self.text) if end < 0 else end
         if self._continued and self._rest_goes_on(end):
-            self._report("a comment among continued lines ends the command here, and the shell never sees what follows")
+            self.breaks[self.line] = "comment"
+            self._report(f"a comment among continued lines ends the command here, and {CUT}")
         self.at = end
         yield from ()
 
     def _rest_goes_on(self, end: int) -> bool:
         """Whether the line after ``end`` looks like a further part of the same command."""
-        return self.text[end + 1 : end + 500].lstrip().startswith("-")
+        below = re.sub(r"^[ \t]*(?:#[^\n]*)?\n", "", self.text[end + 1 : end + 2000], flags=re.MULTILINE)
+        return below.lstrip().startswith("-")
 
     def _continuation(self) -> bool:
         if self.text.startswith("\n", self.at + 1):
@@ -132,7 +137,8 @@ class Lexer:
             return False
         if not _ONLY_BLANKS.match(self.text, match.end()):
             what = "a comment" if match.group(1) else "a blank"
-            self._report(f"{what} after the backslash: the command ends here, and the shell never sees what follows")
+            self.breaks[self.line] = "trailing"
+            self._report(f"{what} after the backslash: the command ends here, and {CUT}")
         self.at = match.end()
         return True
 

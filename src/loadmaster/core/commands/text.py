@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 
 from loadmaster.core.commands import windows
-from loadmaster.core.commands.found import CommandError, Found
+from loadmaster.core.commands.docker import run_start
+from loadmaster.core.commands.found import CUT, CommandError, Found
 from loadmaster.core.commands.invocation import MENTION, find, find_in_text, known_flags_in
 from loadmaster.core.commands.parameters import Variables
 from loadmaster.core.commands.paste import clean, without_prompts
@@ -18,6 +19,9 @@ _LAUNCH_LINE = re.compile(r"vllm\s+serve\b|vllm\.entrypoints\.|\b(?:docker|podma
 _SETTING_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
 _COMMENTED = re.compile(r"^(\s*)#\s?(?=\S)", re.MULTILINE)
 _HINT = "give a `vllm serve ...` or `docker run ...` line, a compose file, a Kubernetes, supervisor or systemd file"
+
+_MOST_BREAKS = 30
+_LONGEST_REPAIR = 20_000  # characters
 
 Reader = Callable[[str], Found | None]
 
@@ -32,6 +36,8 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
     if found is None:
         raise CommandError("no vLLM command is in the text", _HINT)
     found.damage[:0] = damage
+    if found.damage and windows.dialect(text) == "posix":
+        _put_right(found, without_prompts(text))
     return found
 
 
@@ -76,32 +82,89 @@ def _posix(shell: Shell) -> Found | None:
     """The first launch, and whether flags stand orphaned on the lines below it."""
     found: Found | None = None
     bare: Found | None = None  # a launch that is given no words: meant only if the words were lost
+    cut = False  # a container command that ends before its image
     for command in shell.commands():
         orphan = command.words[0]
         below = command.after == "\n" and re.match(r"--?[A-Za-z]", orphan) is not None
-        if below and (found or bare):
-            shell.damage.append(
-                Evidence(
-                    "command",
-                    f"{orphan.partition('=')[0]} begins a line of its own, the line before has no backslash at its "
-                    "end: the command ends above, and the shell never sees what follows",
-                    command.line,
-                )
-            )
+        if below and (found or bare or cut):
+            _report_orphan(shell, orphan, command.line)
         if found is not None:
             break
         if bare is not None and shell.damage:
             break
         bare = None
         candidate = find(command, shell.variables)
+        if candidate is not None:
+            candidate.command = [*(f"{name}={value}" for name, value in command.assigned.items()), *command.words]
         if candidate is not None and (candidate.words or candidate.kind == "module" or candidate.image):
             found = candidate
         else:
             bare = candidate
+            cut = candidate is None and run_start(command.words) is not None
     found = found or (bare if shell.damage else None)
     if found is not None:
         found.damage.extend(shell.damage)
     return found
+
+
+def _report_orphan(shell: Shell, orphan: str, line: int) -> None:
+    """A flag at the beginning of a line that continues none, unless the line above is reported already."""
+    lines = shell.text.split("\n")
+    above = _line_above(lines, line)
+    if any(above <= number < line for number in shell.breaks):
+        return
+    shell.breaks[line] = "orphan"
+    name = orphan.partition("=")[0]
+    if lines[above - 1].rstrip().endswith("\\"):
+        words = f"an empty line stands after the backslash, before {name}: the command ends there, and {CUT}"
+    else:
+        words = f"{name} begins a line of its own, the line before has no backslash at its end: {CUT}"
+    shell.damage.append(Evidence("command", words, line))
+
+
+def _line_above(lines: list[str], line: int) -> int:
+    """The number of the last line before ``line`` that holds more than blanks or a comment."""
+    above = line - 1
+    while above > 1 and (not lines[above - 1].strip() or lines[above - 1].lstrip().startswith("#")):
+        above -= 1
+    return above
+
+
+# ---------------------------------------------------------------------------------------------- damage put right
+
+
+def _put_right(found: Found, text: str) -> None:
+    """Sets ``found.whole`` to what the text would launch with its lines joined again, and reports every break."""
+    lines = text.split("\n")
+    reported: dict[int, Evidence] = {}
+    whole: Found | None = None
+    for _ in range(_MOST_BREAKS if len(text) <= _LONGEST_REPAIR else 0):
+        shell = Shell("\n".join(lines))
+        whole = _posix(shell)
+        for item in shell.damage:
+            reported.setdefault(item.line or 0, item)
+        if not shell.breaks:
+            break
+        for line, kind in shell.breaks.items():
+            _join(lines, line, kind)
+    if whole is None or not whole.command:
+        return
+    found.whole = whole
+    whole.damage = []
+    said = {item.line for item in found.damage}
+    found.damage += [item for line, item in sorted(reported.items()) if line not in said]
+    found.damage.sort(key=lambda item: item.line or 0)
+
+
+def _join(lines: list[str], line: int, kind: str) -> None:
+    """Makes the lines around a break one command; their numbers stay."""
+    if kind == "trailing":
+        lines[line - 1] = re.sub(r"\\[ \t]+(?:#.*)?$", "\\\\", lines[line - 1])
+        return
+    first = _line_above(lines, line) if kind == "orphan" else line
+    for number in range(first, line if kind == "orphan" else line + 1):
+        kept = re.sub(r"(?:^|\s)#.*$", "", lines[number - 1]).rstrip().removesuffix("\\").rstrip()
+        lines[number - 1] = f"{kept} \\" if kept else "\\"
 
 
 def _from_launch_line(text: str) -> Found | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from loadmaster.core.commands.docker import read_run
-from loadmaster.core.commands.found import Found
+from loadmaster.core.commands.found import Found, mount_of
 from loadmaster.core.commands.invocation import entry, find
 from loadmaster.core.commands.parameters import Variables
 from loadmaster.core.commands.paste import clean
@@ -46,6 +46,11 @@ def is_systemd(text: str) -> bool:
 
 def read_supervisor(text: str) -> Found | None:
     """The first program that runs vLLM, None if there is none."""
+    return next(supervisor_launches(text), None)
+
+
+def supervisor_launches(text: str) -> Iterator[Found]:
+    """Every program that runs vLLM, in the file's order."""
     text, damage = clean(text)
     sections = list(_supervisor_sections(text))
     shared: dict[str, str] = {}
@@ -60,9 +65,9 @@ def read_supervisor(text: str) -> Found | None:
         found = _run(command.replace("%%", "%"), env)
         if found is not None:
             found.kind = "supervisor"
+            found.name = section.name.partition(":")[2].strip() or None
             found.damage[:0] = damage
-            return found
-    return None
+            yield found
 
 
 def _supervisor_sections(text: str) -> Iterator[Section]:
@@ -202,4 +207,6 @@ def _container_file(section: Section, env: dict[str, str]) -> Found | None:
     size = section.last("ShmSize")
     found.shm_bytes = run.shm_bytes if size is None else read_run(["--shm-size", size, "image"], {}).shm_bytes
     found.ipc_host = run.ipc_host
+    mounts = (mount_of(value) for value in section.all("Volume"))
+    found.mounts = [*run.mounts, *(mount for mount in mounts if mount is not None)]
     return found

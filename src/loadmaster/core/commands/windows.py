@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from loadmaster.core.commands.found import CUT
 from loadmaster.core.commands.parameters import Variables, joined
 from loadmaster.core.commands.shell import Simple
 from loadmaster.core.facts import Evidence
@@ -59,7 +60,9 @@ class Reading:
                 held += line[:-1] + " "
                 continue
             if line.rstrip().endswith(mark) and len(self.damage) < 20:
-                self.damage.append(Evidence("command", f"a blank after the {mark}: the command ends here", number))
+                self.damage.append(
+                    Evidence("command", f"a blank after the {mark}: the command ends here, and {CUT}", number)
+                )
                 line = line.rstrip()[:-1]
             yield first, held + line
             held = ""
