@@ -39,7 +39,7 @@ def demo(once: bool, port: int | None, keep: bool) -> None:
     try:
         with demonstration(port, keep, _say) as running:
             kept = running.folder if keep else None
-            outcome = _shown(running, once)
+            outcome = _shown(running)
             if not once:
                 code = outcome  # from here on an interruption is the ordinary end
                 _stay(running)
@@ -62,7 +62,7 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _shown(running: Demonstration, once: bool) -> int:
+def _shown(running: Demonstration) -> int:
     """Print the plan, the proof and one answer; the exit code that they come to."""
     from loadmaster.render.verification import step_line
     from loadmaster.service.demo import ask, prove
