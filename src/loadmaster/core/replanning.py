@@ -14,6 +14,7 @@ from msgspec import Struct
 from loadmaster.core.argv import with_flags
 from loadmaster.core.cache import largest_context
 from loadmaster.core.facts import EngineFacts, GpuFacts, LaunchArgs, LoadSheet, ModelFacts, Settings
+from loadmaster.core.loaderlimits import stored_whole
 from loadmaster.core.settings import effective_settings
 from loadmaster.core.sheet import Plan, load_sheet, plan_of
 
@@ -43,6 +44,8 @@ class Case(Struct, frozen=True):
 
 def divides(model: ModelFacts, size: int) -> bool:
     """Whether heads, expert widths and quantisation groups can be divided over ``size`` ranks."""
+    if size > 1 and stored_whole(model):
+        return False
     text, vision = model.text, model.vision
     if text.num_attention_heads is not None and text.num_attention_heads % size:
         return False

@@ -14,6 +14,7 @@ from msgspec import structs
 from loadmaster.core.cache import cached_bytes
 from loadmaster.core.checks.catalogue import finding, order
 from loadmaster.core.facts import GIB, MIB, Evidence, Finding, Fix, GpuLoad
+from loadmaster.core.loaderlimits import split_refused
 
 if TYPE_CHECKING:
     from loadmaster.core.ranks import RankMemory
@@ -29,6 +30,7 @@ def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
     answers = [
         _enough_cards(plan),
         _heads_divide(plan),
+        _split_refused(plan) is None,
         None if not loads else _peaks_fit(loads),
         True if plan.weights_known else None,
         *(_free_memory_fits(rank, plan) for rank in plan.ranks),
@@ -75,6 +77,10 @@ def _wanted(plan: Plan) -> int:
 def _heads_divide(plan: Plan) -> bool:
     heads = plan.model.text.num_attention_heads
     return heads is None or heads % plan.settings.tensor_parallel_size == 0
+
+
+def _split_refused(plan: Plan) -> Finding | None:
+    return split_refused(plan.model, plan.settings.tensor_parallel_size, plan.settings.pipeline_parallel_size)
 
 
 def _peaks_fit(loads: Sequence[GpuLoad]) -> bool | None:
@@ -150,6 +156,9 @@ def _card_findings(plan: Plan) -> list[Finding]:
         heads = plan.model.text.num_attention_heads
         cause = f"{heads} attention heads cannot be divided over {settings.tensor_parallel_size} ranks."
         found.append(finding("heads-vs-tp", cause))
+    refused = _split_refused(plan)
+    if refused is not None:
+        found.append(refused)
     used = [rank.gpu for rank in plan.ranks]
     totals = {gpu.total_bytes for gpu in used}
     if len(totals) > 1:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Confidence, Evidence, Finding, Fix, GpuFacts, Severity
+from loadmaster.core.loaderlimits import experts_refused, split_refused, stored_whole
 
 # Vision towers whose attention takes whole heads on each rank (vLLM model_executor/models: divide(num_heads, tp)).
 # InternVL's is not among them: it adds dummy heads.
@@ -21,6 +24,7 @@ def check_parallel(case: LaunchCase) -> Iterator[Finding]:
     """Everything about the number of ranks."""
     yield from _cards(case)
     yield from _heads(case)
+    yield from _loader(case)
     yield from _unequal(case)
     yield from _idle(case)
 
@@ -96,6 +100,8 @@ def _card_fixes(case: LaunchCase) -> list[Fix]:
 def _largest_size(case: LaunchCase, limit: int) -> int | None:
     """The largest size that divides the heads; of unknown heads, the largest power of two."""
     heads = case.model.text.num_attention_heads if case.model else None
+    if stored_whole(case.model):
+        return 1
     for size in range(limit, 0, -1):
         if (size & (size - 1) == 0) if heads is None else heads % size == 0:
             return size
@@ -120,6 +126,9 @@ def _idle(case: LaunchCase) -> Iterator[Finding]:
     fixes = []
     if size is not None and size > 1:
         fixes.append(Fix("Every rank on a card of its own.", ("--tensor-parallel-size", str(size))))
+    elif stored_whole(case.model):
+        stages = ("--pipeline-parallel-size", str(case.cards))
+        fixes.append(Fix("A part of the layers on each: the checkpoint cannot be cut otherwise.", stages))
     fixes.append(Fix("Or let the engine see one card only.", env={"CUDA_VISIBLE_DEVICES": "0"}))
     yield finding(
         "one-gpu-idle",
@@ -171,6 +180,32 @@ def _without_smallest(case: LaunchCase, cards: tuple[GpuFacts, ...], smallest: G
     argv = ("--tensor-parallel-size", str(size)) if size != case.tensor_parallel else ()
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in rest)}
     return [Fix("Leave the small card out if the rest is enough.", argv, env=env)]
+
+
+# ------------------------------------------------------------------------------------------ what the engine refuses
+
+
+def _loader(case: LaunchCase) -> Iterator[Finding]:
+    """Checkpoints that cannot be split, and experts where there are none."""
+    if case.model is None:
+        return
+    refused = split_refused(case.model, case.tensor_parallel, case.pipeline_parallel)
+    if refused is not None:
+        sure: Confidence = "likely" if case.assumed_format or case.model_confidence != "certain" else "certain"
+        yield structs.replace(
+            refused, evidence=(*case.evidence("--tensor-parallel-size"), *refused.evidence), confidence=sure
+        )
+    if case.switch("--enable-expert-parallel") and experts_refused(case.model):
+        yield finding(
+            "flag-conflict",
+            "--enable-expert-parallel, and the model has no experts: the engine refuses it.",
+            evidence=[
+                *case.evidence("--enable-expert-parallel"),
+                case.model_evidence(f"{case.model.architecture or 'the configuration'}: no number of experts"),
+            ],
+            fixes=[Fix("A dense model needs no such flag.", remove=("--enable-expert-parallel",))],
+            confidence=case.model_confidence if case.model_confidence != "possible" else "likely",
+        )
 
 
 # ------------------------------------------------------------------------------------------ heads
