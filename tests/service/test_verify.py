@@ -18,7 +18,8 @@ from loadmaster.core.deployment import Deployment, EngineSection, LimitsSection
 from loadmaster.core.verification import Limits, Report, report_document
 from loadmaster.render.verification import report_html, report_text
 from loadmaster.service import verifyload, verifypictures
-from loadmaster.service.verify import planned_limits, verify
+from loadmaster.service.verify import LOCAL as LOCAL_STEPS
+from loadmaster.service.verify import STEPS, planned_limits, verify
 from loadmaster.service.verifylocal import Installation
 from tests.service.seeing_service import CONTEXT, MODEL, PLACES, SeeingService, serving
 
@@ -356,3 +357,9 @@ def test_whatever_answers_is_said_in_words(raw: bytes | None, words: str) -> Non
     assert named(report, "failed") == {"models"}
     assert re.search(words, detail(report, "models")), detail(report, "models")
     assert len(detail(report, "models")) < 500
+
+
+def test_every_step_is_documented_in_its_order() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| (transport|answer) \|", text, re.MULTILINE)
+    assert rows == [(plan.name, plan.kind) for plan in STEPS] + [(name, "transport") for name in LOCAL_STEPS]
