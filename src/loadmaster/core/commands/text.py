@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from loadmaster.core.commands import windows
 from loadmaster.core.commands.docker import run_start
@@ -21,6 +21,7 @@ _COMMENTED = re.compile(r"^(\s*)#\s?(?=\S)", re.MULTILINE)
 _HINT = "give a `vllm serve ...` or `docker run ...` line, a compose file, a Kubernetes, supervisor or systemd file"
 
 _MOST_BREAKS = 30
+_MOST_FURTHER = 20
 _LONGEST_REPAIR = 20_000  # characters
 
 Reader = Callable[[str], Found | None]
@@ -36,8 +37,12 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
     if found is None:
         raise CommandError("no vLLM command is in the text", _HINT)
     found.damage[:0] = damage
-    if found.damage and windows.dialect(text) == "posix":
-        _put_right(found, without_prompts(text))
+    if windows.dialect(text) == "posix":
+        plain = without_prompts(text)
+        if found.damage:
+            _put_right(found, plain)
+        if found.command and len(_LAUNCH_LINE.findall(plain)) > 1:
+            found.others = list(_further(plain))
     return found
 
 
@@ -105,6 +110,19 @@ def _posix(shell: Shell) -> Found | None:
     if found is not None:
         found.damage.extend(shell.damage)
     return found
+
+
+def _further(text: str) -> Iterator[str]:
+    """Where launches of the text stand after the first one."""
+    seen = 0
+    for command in (shell := Shell(text)).commands():
+        candidate = find(command, shell.variables)
+        if candidate is None or not candidate.words:
+            continue
+        seen += 1
+        if 1 < seen <= _MOST_FURTHER:
+            model = candidate.launch().model
+            yield f"the command on line {command.line}" + (f" ({model})" if model else "")
 
 
 def _report_orphan(shell: Shell, orphan: str, line: int) -> None:
