@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,8 +173,13 @@ def test_a_crash_is_started_again_after_a_wait(one: Served) -> None:
 # ---------------------------------------------------------------------------------------------- what stands in the way
 
 
-def test_a_taken_engine_port_is_stepped_over_and_said(one: Served) -> None:
+def test_stale_files_and_a_taken_engine_port_are_no_obstacle(one: Served) -> None:
     one.configure()
+    one.places.make()
+    one.places.supervisor_pid.write_text(f"{os.getpid()}\n")  # the number belongs to another process now
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(one.places.prepare_socket()))
+    assert supervisor_pid(one.places) is None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", one.engine_port))
         taken.listen()
@@ -237,48 +241,33 @@ def test_a_folder_that_cannot_be_written_is_said(one: Served) -> None:
     assert not one.processes()
 
 
-def test_stale_files_of_a_killed_supervisor_are_no_obstacle(one: Served) -> None:
-    one.configure()
-    one.places.make()
-    one.places.supervisor_pid.write_text(f"{os.getpid()}\n")  # the number belongs to another process now
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(one.places.prepare_socket()))
-    assert supervisor_pid(one.places) is None
-    one.up()
-
-
-def test_a_state_folder_with_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_foreground_of_a_long_path_it_stays_until_a_signal_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with served(tmp_path / ("deep" * 20)) as one:
         one.configure()
-        one.up()
+        process = one.start("up", one.name, "--foreground")
+        lines: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reading = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+        reading.start()
+        one.until(lambda now: now.healthy is True, "the foreground start")
+        assert process.stdout.readline() == "one answers\n"
         folder = one.places.socket.parent
         assert folder != one.places.run
         control = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(one.places.configuration), "pid"]
         shown = subprocess.run(control, capture_output=True, text=True, check=False).stdout
         assert int(shown) == one.status().supervisor.pid
-        assert one.run("down", one.name).returncode == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+        reading.join(5)
+        process.stdout.close()
+        process.stderr.close()
+        assert any("one is down" in line for line in lines), lines
+        assert not one.processes()
         assert not folder.exists()
-
-
-def test_in_the_foreground_it_stays_until_a_signal_and_leaves_nothing(one: Served) -> None:
-    one.configure("--workers", "1")
-    process = one.start("up", one.name, "--foreground")
-    lines: list[str] = []
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
-    reading.start()
-    one.until(lambda now: now.healthy is True, "the foreground start")
-    assert process.stdout.readline() == "one answers\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 130
-    reading.join(5)
-    process.stdout.close()
-    process.stderr.close()
-    assert any("one is down" in line for line in lines), lines
-    assert not one.processes()
 
 
 # ---------------------------------------------------------------------------------------------- killed
