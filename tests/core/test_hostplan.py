@@ -12,14 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests import gguf_writer as writer
-from tests import llamacpp_engine
 from loadmaster.core import hostmemory
-from loadmaster.core.facts import GIB, MIB, EngineFacts, HostFacts, LaunchArgs, LoadSheet, ModelFacts, TextConfig
+from loadmaster.core.facts import (
+    GIB,
+    MIB,
+    EngineFacts,
+    Finding,
+    HostFacts,
+    LaunchArgs,
+    LoadSheet,
+    ModelFacts,
+    TextConfig,
+)
 from loadmaster.core.ggufconfig import ggml_types, group_tensors, processor, text_config, vision_config
 from loadmaster.core.hostplan import make_host_plan
 from loadmaster.core.hostsettings import HostSettings, host_settings, parse_flags
 from loadmaster.edge.gguf import read_gguf
+from tests import gguf_writer as writer
+from tests import llamacpp_engine
 
 HOST = HostFacts(memory_total_bytes=16 * GIB, memory_available_bytes=12 * GIB)
 ENGINE = EngineFacts("llamacpp", "2026.10.11549")
@@ -407,3 +417,14 @@ def test_projector_against_the_engine(tmp_path: Path) -> None:
     )
     (weights,) = re.findall(r"model size: +([\d.]+) MiB", log)
     assert abs(float(weights) * MIB - hostmemory.projector_weights(model)) < 0.01 * MIB
+
+
+def test_a_damaged_file_and_a_flag_without_its_value_decide() -> None:
+    host = structs.replace(HOST, memory_total_bytes=512 * GIB, memory_available_bytes=500 * GIB)
+    assert plan(facts(), "-c 4096", host).fits is True
+    cut = Finding("weights-truncated", "error", "cut short", "in a test")
+    broken = plan(structs.replace(facts(), findings=(cut,)), "-c 4096", host)
+    assert broken.fits is None
+    assert broken.findings[0].code == "weights-truncated"
+    assert "damaged" in broken.notes[0]
+    assert plan(facts(), "-c many", host).fits is False

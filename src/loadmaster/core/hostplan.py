@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from loadmaster.core import hostmemory
+from loadmaster.core.checks.catalogue import order
 from loadmaster.core.facts import (
     GIB,
     Component,
@@ -33,10 +34,10 @@ from loadmaster.core.facts import (
 )
 from loadmaster.core.hostneed import HostNeed, host_need
 from loadmaster.core.hostsettings import HostFlags, HostSettings, host_settings, launch_flags
+from loadmaster.core.review import weights_are_whole
 from loadmaster.core.tables import load_toml
 
 _PEAKS = ("start", "steady", "serving")
-_DAMAGE = ("header-invalid", "weights-truncated", "weights-lfs-pointer", "weights-missing-shard", "config-invalid")
 
 
 def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engine: EngineFacts) -> LoadSheet:
@@ -49,11 +50,12 @@ def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engin
     flags = launch_flags(launch)
     settings = _fitted(model, host_settings(flags, model), flags, host, engine)
     notes = [] if engine.version else ["engine version unknown: planned by the rules of the newest known build"]
-    findings = list(model.findings) + _flag_findings(flags)
+    flaws = _flag_findings(flags)
+    findings = list(order(model.findings)) + flaws
     need = host_need(model, settings, engine) if settings is not None else None
     total, room = host.memory_total_bytes, _room(host)
     fits: bool | None = None
-    if need is not None and need.known and room is not None and not _damaged(model):
+    if need is not None and need.known and room is not None:
         fits = True if need.high <= room else (False if need.low > room else None)
     if settings is not None and need is not None:
         if settings.shortened_from is not None:
@@ -62,11 +64,17 @@ def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engin
                 f"{settings.context:,} tokens, to leave 1 GiB of all memory"
             )
         notes += need.notes
-        findings += _setting_findings(model, settings)
+        flaws += (own := _setting_findings(model, settings))
+        findings += own
         if room is not None and fits is not True and need.known:
             findings.append(_does_not_fit(model, flags, settings, need, room, total, engine))
     else:
         findings.append(_cannot_plan(model))
+    if fits is True and not weights_are_whole(model):
+        fits = None
+        notes.insert(0, "the file is damaged: the figures are of what can be read of it, not of all")
+    if any(item.severity == "error" for item in flaws):
+        fits = False  # the engine does not start
     if total is None:
         notes.append("the host's memory is unknown, so whether it fits cannot be told")
     return LoadSheet(
@@ -127,10 +135,6 @@ def _fitted(
 
 def _room(host: HostFacts) -> int | None:
     return host.memory_available_bytes if host.memory_available_bytes is not None else host.memory_total_bytes
-
-
-def _damaged(model: ModelFacts) -> bool:
-    return any(f.code in _DAMAGE and f.severity == "error" for f in model.findings)
 
 
 # ------------------------------------------------------------------------------------------ the sheet

@@ -20,6 +20,7 @@ from loadmaster.core.pictures import largest_picture_tokens
 
 _SHORT_DTYPES = {"half": "float16", "float": "float32"}
 _MODES = {"0": "NONE", "1": "PIECEWISE", "2": "FULL", "none": "NONE"}
+_LEAST_SHARE = 1e-6  # above nothing: the engine refuses 0
 _ROPE_WITHOUT_FACTOR = ("su", "longrope", "llama3", "default", "mrope")
 
 
@@ -34,14 +35,16 @@ class _Origins:
         self.seen[name] = Setting(value, origin, note)
         return value
 
-    def number(self, name: str, flag: str, default: Any, kind: type = int, least: float = 0) -> Any:
-        """A numeric flag; a value that is no number, or below ``least``, counts as not given and is said."""
+    def number(
+        self, name: str, flag: str, default: Any, kind: type = int, least: float = 0, most: float = math.inf
+    ) -> Any:
+        """A numeric flag; no number, or one outside ``least`` to ``most``, counts as not given and is said."""
         given = self.flags.get(flag)
         if given is None:
             return self.note(name, default, "engine-default")
         try:
             value = kind(given) if isinstance(given, int | float) else kind(float(str(given)))
-            usable = not isinstance(given, bool) and math.isfinite(value) and value >= least
+            usable = not isinstance(given, bool) and math.isfinite(value) and least <= value <= most
         except (ValueError, OverflowError):
             usable = False
         if not usable:
@@ -125,7 +128,7 @@ def effective_settings(
         max_num_batched_tokens=tokens,
         enable_chunked_prefill=chunked,
         gpu_memory_utilization=o.number(
-            "gpu_memory_utilization", "--gpu-memory-utilization", rules.gpu_memory_utilization, float
+            "gpu_memory_utilization", "--gpu-memory-utilization", rules.gpu_memory_utilization, float, _LEAST_SHARE, 1
         ),
         kv_cache_memory_bytes=o.number("kv_cache_memory_bytes", "--kv-cache-memory-bytes", None),
         dtype=dtype,

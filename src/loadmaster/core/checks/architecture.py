@@ -26,7 +26,7 @@ def check_architecture(case: LaunchCase) -> Iterator[Finding]:
     yield from _unknown_architecture(case)
     yield from _remote_code(case)
     yield from _template(case)
-    yield from _integrity(case)
+    yield from check_files(case)
     yield from _speculation(case)
     yield from _hub(case)
 
@@ -164,7 +164,7 @@ def _template(case: LaunchCase) -> Iterator[Finding]:
     )
 
 
-def _integrity(case: LaunchCase) -> Iterator[Finding]:
+def check_files(case: LaunchCase) -> Iterator[Finding]:
     """What reading the files found, less what the command makes up for."""
     if case.model is None:
         return

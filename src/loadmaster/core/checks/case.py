@@ -304,9 +304,9 @@ class LaunchCase:
             return None
         if self.model.format == "gguf":
             return None
-        from loadmaster.core.plan import make_plan
+        from loadmaster.core.plan import plan_memory
 
-        return make_plan(self.model, self.planned_gpus, self.launch, self.planned_engine)
+        return plan_memory(self.model, self.planned_gpus, self.launch, self.planned_engine)
 
     def plan(self, launch: LaunchArgs) -> LoadSheet:
         """The load sheet of the launch with other flags. Model and cards must be known."""

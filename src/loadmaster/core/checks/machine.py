@@ -24,7 +24,7 @@ _SLEEP_REFUSES_UNTIL, _CONNECTOR_REFUSES_SINCE = "0.21", "0.21"
 
 def check_machine(case: LaunchCase) -> Iterator[Finding]:
     """Everything around the engine."""
-    yield from _utilisation(case)
+    yield from check_utilisation(case)
     yield from _held(case)
     yield from _port(case)
     yield from _shared_memory(case)
@@ -44,7 +44,8 @@ def _context_bounds(case: LaunchCase, gpu: GpuFacts) -> tuple[int, int]:
     return int(found.low), int(found.high)
 
 
-def _utilisation(case: LaunchCase) -> Iterator[Finding]:
+def check_utilisation(case: LaunchCase) -> Iterator[Finding]:
+    """The share of a card that is asked for, against its range and what the card has left."""
     share = case.number("--gpu-memory-utilization")
     if share is None:
         return
@@ -100,7 +101,6 @@ def _share_of(case: LaunchCase, share: float, evidence: tuple[Evidence, ...]) ->
     low, high = _context_bounds(case, gpu)
     if share <= safe:
         return
-    held = gpu.total_bytes - gpu.free_bytes if gpu.free_bytes is not None else 0
     if share > best:
         severity: Severity = "error"
         sure: Confidence = (
@@ -118,12 +118,18 @@ def _share_of(case: LaunchCase, share: float, evidence: tuple[Evidence, ...]) ->
         + (", so it may just not be enough." if severity == "note" else "."),
         evidence=[
             *evidence,
-            Evidence("gpu", f"card {gpu.index}: {gpu.total_bytes / GIB:.2f} GiB, {held / GIB:.2f} GiB in use"),
+            Evidence("gpu", f"card {gpu.index}: {gpu.total_bytes / GIB:.2f} GiB, {_use_words(gpu)}"),
         ],
         fixes=[Fix("What is left for sure.", ("--gpu-memory-utilization", f"{usable:g}"))] if usable > 0.1 else [],
         severity=severity,
         confidence=sure,
     )
+
+
+def _use_words(gpu: GpuFacts) -> str:
+    if gpu.free_bytes is None:
+        return "how much of it is free is not known"
+    return f"{(gpu.total_bytes - gpu.free_bytes) / GIB:.2f} GiB in use"
 
 
 # ------------------------------------------------------------------------------------------ other processes
