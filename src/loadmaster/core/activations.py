@@ -7,10 +7,10 @@ vllm/v1/worker/gpu_model_runner.py (profile_run) and gpu_worker.py (compile_or_w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from loadmaster.core.allocator import Allocator, Step
 from loadmaster.core.calibration import constant
@@ -150,17 +150,51 @@ class Replay(Struct, frozen=True, kw_only=True):
     idle: int  # reserved when the server is ready
     idle_free: int  # of that, in no use
     sampler: int  # of that, left by the sampler's warm-up
-    vision_growth: int  # reserved on top by the largest picture, after one of half its area
-    vision_growth_alone: int  # the same when no smaller picture came before
-    vision_growth_ladder: int  # the same after pictures of 1/64, 1/16, 1/4 and 1/2 of its area
-    vision_live: int  # live while the largest picture is encoded
-    language_growth: int
-    language_live: int
+    vision_growth: int = 0  # reserved on top by the largest picture, after one of half its area
+    vision_growth_alone: int = 0  # the same when no smaller picture came before
+    vision_growth_ladder: int = 0  # the same after pictures of 1/64, 1/16, 1/4 and 1/2 of its area
+    vision_live: int = 0  # live while the largest picture is encoded
+    language_growth: int = 0
+    language_live: int = 0
+
+
+def growth_after(load: Load, patches: Sequence[int]) -> int:
+    """Bytes that the allocator reserves beyond the idle state for pictures of these sizes, one after the other."""
+    if load.tower is None:
+        return 0
+    ready = _idle(load)[0]
+    start = ready.reserved
+    for number, count in enumerate(patches):
+        steps, output, _ = encode(load.tower, count, f"picture {number} ")
+        ready.run(steps)
+        ready.release(output)
+    return ready.reserved - start
 
 
 @lru_cache(maxsize=512)
 def replay(load: Load) -> Replay:
     """Replay profile, warm-up and the heaviest request of one rank."""
+    ready, found = _idle(load)
+    alone, after_half, after_all, live = _pictures(ready, load)
+    ready.reset_peaks()
+    start = ready.reserved
+    floor = ready.live
+    ready.run(_forward(load, min(load.tokens, load.context or load.tokens), "request ", scan=True))
+    if load.samples:
+        ready.run(_sample(load, "request ", log_probabilities=True))
+    return structs.replace(
+        found,
+        vision_growth=after_half,
+        vision_growth_alone=alone,
+        vision_growth_ladder=after_all,
+        vision_live=live,
+        language_growth=max(0, ready.reserved - start),
+        language_live=ready.live_peak - floor,
+    )
+
+
+def _idle(load: Load) -> tuple[Allocator, Replay]:
+    """The allocator when the server is ready, after profile and warm-up; and what was found on the way."""
     profile = Allocator(_LIMITED_SPLIT if load.limited_profile else None)
     profile.take("matrix workspace", load.matrix_workspace)
     kept = 0
@@ -194,14 +228,7 @@ def replay(load: Load) -> Replay:
     ready.run([("warm hidden", None)])
     idle = ready.reserved
     idle_free = idle - ready.live
-    alone, after_half, after_all, live = _pictures(ready, load)
-    ready.reset_peaks()
-    start = ready.reserved
-    floor = ready.live
-    ready.run(_forward(load, min(load.tokens, load.context or load.tokens), "request ", scan=True))
-    if load.samples:
-        ready.run(_sample(load, "request ", log_probabilities=True))
-    return Replay(
+    return ready, Replay(
         profile_peak=max(vision_peak, language_peak, sampler_peak),
         vision_peak=vision_peak,
         language_peak=language_peak,
@@ -212,12 +239,6 @@ def replay(load: Load) -> Replay:
         idle=idle,
         idle_free=idle_free,
         sampler=max(0, idle - before),
-        vision_growth=after_half,
-        vision_growth_alone=alone,
-        vision_growth_ladder=after_all,
-        vision_live=live,
-        language_growth=max(0, ready.reserved - start),
-        language_live=ready.live_peak - floor,
     )
 
 

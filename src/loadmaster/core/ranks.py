@@ -56,6 +56,7 @@ class RankMemory(Struct, frozen=True, kw_only=True):
     profile: Amount
     profile_phase: str  # "vision", "language" or "sampler": which decides the profile's peak
     profile_reserved: int
+    load: Load
     trial_pool: int
     requested: int
     left: Amount
@@ -91,6 +92,8 @@ def rank_memory(
     taken = graphs.taken(settings, layers, group)
     estimate = graphs.estimated(settings, rules, layers, "linear_attention" in model.text.layer_types, group)
     slack = constant("load_slack").amount()
+    if settings.expandable_segments and _packs_weights(model):
+        slack = _add(slack, constant("load_slack_expandable").times(layers), slack.note)
     growth = constant(f"growth_{graphs.kind_of(group)}_{kind}").amount()
     if taken is not None and graphs.profiled(settings, rules) and settings.kv_cache_memory_bytes is None:
         growth = _add(growth, constant(f"growth_graph_trial_{graphs.kind_of(group)}").amount(), growth.note)
@@ -134,6 +137,7 @@ def rank_memory(
         profile=profile,
         profile_phase=phase,
         profile_reserved=found.profile_reserved,
+        load=load,
         trial_pool=graphs.trial_pool(settings, rules, layout) if layout is not None else 0,
         requested=requested,
         left=left,
@@ -188,7 +192,7 @@ def _load(
         profile_patches=profiled,
         serving_patches=serving,
         second_runner=settings.second_model_runner,
-        expert_reduction=_packs_experts(model) and language.experts > 0,
+        expert_reduction=_packs_weights(model) and language.experts > 0,
         tokens=settings.max_num_batched_tokens,
         rows=min(settings.max_num_seqs, settings.max_num_batched_tokens),
         matrix_workspace=matrix_workspace(gpu.compute_capability, gpu.total_bytes >= _CONSUMER_BELOW),
@@ -199,8 +203,8 @@ def _load(
     )
 
 
-def _packs_experts(model: ModelFacts) -> bool:
-    """Whether experts are packed integers, which the Marlin kernels multiply."""
+def _packs_weights(model: ModelFacts) -> bool:
+    """Whether weights are packed integers, which are rearranged after loading for the Marlin kernels."""
     bits = model.quantization.bits
     return bits is not None and bits <= 8 and model.quantization.method != "fp8"
 
@@ -238,8 +242,9 @@ def _vision(found: Replay, load: Load, expandable: bool) -> Amount | None:
 
     Expected: after a picture of half the area, whose segments are too small to be used again. Low: what is alive
     at once, for the allocator gives unused segments back before it fails. High: after pictures of every size,
-    each too large for what the ones before it left. With expandable segments nothing is too small to be used
-    again: what is alive, less what is free, and at most as much as for the largest picture alone.
+    each too large for what the ones before it left. With expandable segments pieces join, so what is free when the
+    server is ready serves as well: all of it after a series of growing pictures (low), hardly any when the largest
+    comes first (high, at most as much as segments of its own take); half of it is expected.
     """
     if load.tower is None or not load.serving_patches:
         return None
@@ -247,7 +252,7 @@ def _vision(found: Replay, load: Load, expandable: bool) -> Amount | None:
     low, high = min(size, found.vision_growth_alone, found.vision_live), max(size, found.vision_growth_ladder)
     if expandable:
         low = max(0, found.vision_live - found.idle_free)
-        size, high = found.vision_live, max(found.vision_live, found.vision_growth_alone)
+        size, high = max(0, found.vision_live - found.idle_free // 2), max(found.vision_live, found.vision_growth_alone)
     note = "reserved for the largest picture beyond what is free in the allocator"
     if load.tower.known:
         return Amount(size, low, high, "computed", note)
