@@ -166,7 +166,8 @@ def _runs(cells: list[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]]
 def _cache(cache: KvCache, width: int, paint: Paint) -> str:
     line = f"{paint('KV cache', 'bold')}  "
     if cache.available_bytes is not None and cache.available_bytes < 0:
-        return line + f"none: the budget is {gib(-cache.available_bytes)} short before the first block"
+        line += f"none: the budget is {gib(-cache.available_bytes)} short before the first block"
+        return "\n".join([line, *(part for note in cache.notes for part in wrap(note, width, "  "))])
     line += gib(cache.available_bytes)
     if cache.available_bytes is not None and cache.available_low_bytes is not None:
         line += f" ({bare_gib(cache.available_low_bytes)} - {bare_gib(cache.available_high_bytes)})"
