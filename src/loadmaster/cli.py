@@ -15,6 +15,7 @@ import click
 
 from loadmaster import __version__
 from loadmaster.failure import Failure
+from loadmaster.terminal import write_result
 
 # name -> (module, what it does in one line); the module has a click command of the same name
 TABLE = {
@@ -83,14 +84,25 @@ def commands() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
+    words = list(arguments) if arguments is not None else sys.argv[1:]
     try:
-        commands.main(list(arguments) if arguments is not None else None, prog_name="loadmaster", standalone_mode=False)
+        commands.main(words, prog_name="loadmaster", standalone_mode=False)
     except (Failure, click.ClickException) as error:
         error.show()
+        if "--json" in (words[: words.index("--")] if "--" in words else words):
+            show_as_json(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+
+
+def show_as_json(error: Failure | click.ClickException) -> None:
+    """The error on stdout too, for the program that reads the result."""
+    from loadmaster.render.documents import encode, error_document
+
+    message = error.message if isinstance(error, Failure) else error.format_message()
+    write_result(encode(error_document(message, error.hint if isinstance(error, Failure) else None)))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,22 @@ def write_result(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has gone: keep Python from complaining when it flushes again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
+    except OSError as error:
+        _close_stdout()
+        raise Failure(f"cannot write the result: {error.strerror or error}", exit_code=PROBLEM) from None
+
+
+def _close_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def terminal_width() -> int:
     import shutil
 
-    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120) if sys.stdout.isatty() else 80
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit():
+        return 80
+    return min(max(shutil.get_terminal_size((80, 24)).columns, 60), 120)
 
 
 def terminal_paint() -> Paint:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from loadmaster.commands.options import engine_version_option, json_option
-from loadmaster.commands.reading import engine_facts, read_cards, read_model
+from loadmaster.commands.options import FlagsAfterDashes, engine_version_option, json_option, token_count
+from loadmaster.commands.reading import engine_facts, read_engine_cards, read_launch, read_model
 from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, Failure
 from loadmaster.terminal import file_errors, terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
-    from loadmaster.core.facts import EngineFacts, LoadSheet, ModelFacts
+    from loadmaster.core.facts import EngineFacts, LaunchArgs, LoadSheet, ModelFacts
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(cls=FlagsAfterDashes, before_dashes="plan MODEL", after_dashes="--tensor-parallel-size 2 ...")
 @click.argument("model")
 @click.option(
     "--gpus",
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @click.option("--engine", type=click.Choice(["vllm", "llamacpp"]), help="vllm; llamacpp for a GGUF file.")
 @engine_version_option
 @click.option("--recommend", "wanted", is_flag=True, help="Find the launch that fits with the most useful settings.")
-@click.option(
-    "--context", type=click.IntRange(min=1), metavar="N", help="With --recommend: tokens a request must have room for."
-)
+@click.option("--context", type=token_count, metavar="N", help="With --recommend: tokens a request must have room for.")
 @click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="With --recommend: such requests at once.")
 @click.option(
     "--max-image-pixels",
@@ -74,6 +72,8 @@ def plan(
     facts = read_model(model, projector=projector, allow_known=True)
     facts_engine = engine_facts(engine, engine_version, facts)
     if facts_engine.name == "llamacpp":
+        if wanted:
+            raise Failure("--recommend finds launches of vLLM, and this is planned for llama.cpp", "leave it out")
         sheet = host_sheet(facts, gpu_spec, flags, facts_engine)
     else:
         sheet = gpu_sheet(facts, model, gpu_spec, flags, facts_engine, wanted, context, concurrency, max_image_pixels)
@@ -104,17 +104,53 @@ def gpu_sheet(
     concurrency: int | None,
     max_image_pixels: int | None,
 ) -> LoadSheet:
-    from loadmaster.core.argv import parse_argv
+    from msgspec import structs
+
+    from loadmaster.core.facts import EngineFacts
     from loadmaster.core.plan import make_plan
     from loadmaster.core.recommend import recommend
 
-    cards = read_cards(gpu_spec)
-    launch = parse_argv(["vllm", "serve", name, *flags], engine_version=engine.version)
+    cards = read_engine_cards(gpu_spec)
+    launch = launch_after(name, flags, engine.version)
+    engine = EngineFacts(engine.name, engine.version or launch.engine_version)
     if wanted:
-        return recommend(
+        sheet = recommend(
             model, cards, launch, engine, context=context, concurrency=concurrency, max_image_pixels=max_image_pixels
         )
-    return make_plan(model, cards, launch, engine)
+    else:
+        sheet = make_plan(model, cards, launch, engine)
+    if launch.model != name:
+        sheet = structs.replace(
+            sheet, notes=(f"the command serves {launch.model}, the plan is of {name}", *sheet.notes)
+        )
+    return sheet
+
+
+def launch_after(name: str, words: Sequence[str], engine_version: str | None) -> LaunchArgs:
+    """The launch that stands after ``--``: flags alone, or a whole command, which is read as ``check`` reads it."""
+    from loadmaster.core.argv import parse_argv
+
+    words = list(words)
+    if words and not words[0].startswith("-"):
+        if words[0] in (name, "serve"):
+            words = words[1:] if words[0] == name else ["vllm", *words]
+        if words and not words[0].startswith("-"):
+            launch = read_launch(words, None, engine_version)
+            if launch.model is None:
+                raise Failure(
+                    "after -- stands a command that names no model", "give the flags alone, or vllm serve MODEL"
+                )
+            return _without_own_options(launch)
+    return _without_own_options(parse_argv(["vllm", "serve", name, *words], engine_version=engine_version))
+
+
+def _without_own_options(launch: LaunchArgs) -> LaunchArgs:
+    """The launch as it is; an option of this command among its flags would change nothing, and is refused."""
+    own = {option for parameter in plan.params for option in parameter.opts}
+    for flag in launch.unknown_flags:
+        if flag.partition("=")[0] in own:
+            raise Failure(f"{flag} is an option of loadmaster plan, not of vLLM", "put it before --")
+    return launch
 
 
 def host_sheet(model: ModelFacts, gpu_spec: str, flags: Sequence[str], engine: EngineFacts) -> LoadSheet:

@@ -38,6 +38,8 @@ def read_model(
             if known is not None:
                 click.echo(f"{error}; planning from the table of public models", err=True)
                 return known
+        if misspelt_path(name):
+            raise Failure(f"there is no {name} here", f"{error}; {error.hint}" if error.hint else str(error)) from None
         # a hub that could not be asked leaves the question open; anything else is a wrong name
         raise Failure(str(error), error.hint, COULD_NOT_TELL if error.code else USAGE) from None
 
@@ -51,7 +53,28 @@ def read_cards(spec: str) -> tuple[GpuFacts, ...]:
         raise Failure(str(error), error.hint) from None
 
 
-def read_launch(command: Sequence[str], command_file: Path | None, engine_version: str | None) -> LaunchArgs:
+def read_engine_cards(spec: str) -> tuple[GpuFacts, ...]:
+    """Cards that vLLM can run on; at least one."""
+    cards = read_cards(spec)
+    if not cards:
+        raise Failure(
+            f"vLLM is planned for GPUs, and --gpus {spec} names none", "cpu is for GGUF files, which llama.cpp serves"
+        )
+    return cards
+
+
+def misspelt_path(name: str) -> bool:
+    """Whether the name, though it looks like one of a hub, is meant as a path: its folder is here, it is not."""
+    path = Path(name).expanduser()
+    try:
+        return "/" in name and not path.exists() and (path.parent.is_dir() and str(path.parent) not in (".", "/"))
+    except (OSError, ValueError):
+        return False
+
+
+def read_launch(
+    command: Sequence[str], command_file: Path | None, engine_version: str | None, service: str | None = None
+) -> LaunchArgs:
     import shlex
 
     from loadmaster.edge.commandfile import CommandError, read_command, read_command_file
@@ -60,10 +83,10 @@ def read_launch(command: Sequence[str], command_file: Path | None, engine_versio
         raise Failure("give the command after --, or --command-file FILE", "loadmaster check -- vllm serve MODEL ...")
     try:
         if command_file is None:
-            return read_command(shlex.join(command), None, engine_version=engine_version)
+            return read_command(shlex.join(command), None, engine_version=engine_version, service=service)
         if str(command_file) == "-":
-            return read_command(sys.stdin.read(), None, engine_version=engine_version)
-        return read_command_file(command_file, engine_version=engine_version)
+            return read_command(sys.stdin.read(), None, engine_version=engine_version, service=service)
+        return read_command_file(command_file, engine_version=engine_version, service=service)
     except CommandError as error:
         raise Failure(str(error), error.hint) from None
 

@@ -17,6 +17,11 @@ def encode(document: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
 
 
+def error_document(message: str, hint: str | None) -> dict[str, Any]:
+    """What stands in a result's place when there is none."""
+    return {"schema": SCHEMA, "error": {"message": message, "hint": hint}}
+
+
 def plan_document(sheet: LoadSheet) -> dict[str, Any]:
     built: dict[str, Any] = msgspec.to_builtins(sheet)
     return {"schema": SCHEMA, **built}

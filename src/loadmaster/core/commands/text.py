@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 from loadmaster.core.commands import windows
 from loadmaster.core.commands.docker import run_start
-from loadmaster.core.commands.found import CUT, CommandError, Found
+from loadmaster.core.commands.found import CUT, Found
 from loadmaster.core.commands.invocation import MENTION, find, find_in_text, known_flags_in
+from loadmaster.core.commands.nothing import explain, other_engine
 from loadmaster.core.commands.parameters import Variables
 from loadmaster.core.commands.paste import clean, without_prompts
 from loadmaster.core.commands.shell import Shell, Simple
@@ -18,7 +19,6 @@ from loadmaster.core.facts import Evidence
 _LAUNCH_LINE = re.compile(r"vllm\s+serve\b|vllm\.entrypoints\.|\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\b")
 _SETTING_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
 _COMMENTED = re.compile(r"^(\s*)#\s?(?=\S)", re.MULTILINE)
-_HINT = "give a `vllm serve ...` or `docker run ...` line, a compose file, a Kubernetes, supervisor or systemd file"
 
 _MOST_BREAKS = 30
 _MOST_FURTHER = 20
@@ -35,7 +35,9 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
     text, damage = clean(text)
     found = _first(text, read_document, 0)
     if found is None:
-        raise CommandError("no vLLM command is in the text", _HINT)
+        raise explain(without_prompts(text))
+    if found.kind == "other" and other_engine(without_prompts(text)) is not None:
+        raise explain(without_prompts(text))
     found.damage[:0] = damage
     if windows.dialect(text) == "posix":
         plain = without_prompts(text)
