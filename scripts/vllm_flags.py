@@ -16,12 +16,14 @@ RANGES is a list of ``[first, last]`` indices into ``releases``, both inclusive:
 A release that was not looked at lies between its neighbours. VARIANT, newest last::
 
     {"in": RANGES, "kind": KIND, "names": [further names], "no": [names that set it false],
-     "nargs": "+" | "?" | "append" | number, "choices": [...]}
+     "nargs": "+" | "?" | "append" | number, "choices": [...], "known": [...], "fold": true}
 
 KIND: ``switch`` (no value), ``bool`` (no value, has a ``no`` form), ``truth`` (optional ``true``/``false``), ``int``,
 ``float``, ``str``, ``human`` (int or ``32k``), ``human-auto`` (also ``-1`` and ``auto``), ``json``, ``json-or-str``,
 ``pairs`` (``image=4,video=0``). With ``nargs`` the kind is that of one value. ``choices`` is absent where any value
-of the kind is taken; choices that a release computes at run time are absent too.
+of the kind is taken; choices that a release computes at run time are absent too. ``known`` are the values that such a
+release has by itself where its parser takes any text and a later check refuses what nobody registered: a Literal
+beside ``str``, the names of an enum, the keys of a registry. ``fold``: in upper or lower case.
 """
 
 from __future__ import annotations
@@ -52,6 +54,19 @@ class Kwargs(dict[str, Any]):
 
 
 # Callables that wrap another one without changing what it reads.
+# Flags whose values a registry decides: module and table whose keys are the values, newest place first.
+REGISTRIES = {
+    "--load-format": [("vllm.model_executor.model_loader", "_LOAD_FORMAT_TO_MODEL_LOADER")],
+    "--tool-call-parser": [
+        ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER"),
+        ("vllm.entrypoints.openai.tool_parsers", "_TOOL_PARSERS_TO_REGISTER"),
+    ],
+    "--tokenizer-mode": [("vllm.tokenizers.registry", "_VLLM_TOKENIZERS")],
+    "--reasoning-parser": [("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")],
+}
+FOLDED = {"--load-format"}
+# Fields that take the path of a class, or whose values are a table of their own, beside the literals.
+OPEN_FIELDS = {"distributed_executor_backend", "quantization"}
 WRAPPERS = {"optional_type", "parse_type", "copy.deepcopy", "dict", "list", "tuple", "sorted"}
 HUMAN_CALLABLES = {"human": "human_readable_int", "human-auto": "human_readable_int_or_auto"}
 JSON_CALLABLES = ("json.loads", "from_cli", "from_json", "parse_dataclass", "nullable_json")
@@ -128,7 +143,15 @@ class Parser:
             kwargs = Kwargs(type=Function(type(options[0]).__name__))
             if "str" not in members:
                 kwargs["choices"] = sorted(options)
+            elif name not in OPEN_FIELDS:
+                kwargs["known"] = sorted(options)
             return kwargs
+        enums = [(module, node) for module, node in classes if "Enum" in map(ast.unparse, node.bases)]
+        if len(enums) == 1 and members - {None} == {("class", enums[0][0].name, enums[0][1].name)}:
+            names = set(self.release.enum_names(*enums[0]))
+            if name == "backend" and ".lower() == 'auto'" in ast.unparse(module.tree):
+                names.add("auto")  # a validator of the class reads it as None
+            return Kwargs(type=Function("str"), known=sorted(names), fold=True)
         for collection in ("tuple", "list", "set"):
             for member in members:
                 if member == collection or (isinstance(member, Generic) and member.name == collection):
@@ -480,6 +503,10 @@ def variant(names: list[str], kwargs: Kwargs, paired: bool) -> tuple[str, dict[s
     choices = kwargs.get("choices")
     if isinstance(choices, list) and all(isinstance(c, str | int | float | None) for c in choices):
         entry["choices"] = [c for c in choices if c is not None]
+    elif kwargs.get("known"):
+        entry["known"] = kwargs["known"]
+        if kwargs.get("fold"):
+            entry["fold"] = True
     return long, entry
 
 
@@ -499,7 +526,23 @@ def flags_of(release: Release) -> dict[str, dict[str, Any]]:
         entry = variant(names, kwargs, paired)
         if entry is not None:
             found.setdefault(entry[0], entry[1])
+    for name, places in REGISTRIES.items():
+        keys = registered(release, places)
+        if keys and name in found and "choices" not in found[name]:
+            found[name]["known"] = sorted({*keys, *found[name].get("known", ())})
+            if name in FOLDED:
+                found[name]["fold"] = True
     return found
+
+
+def registered(release: Release, places: list[tuple[str, str]]) -> list[str]:
+    """The keys of the first of these tables that the release has."""
+    for name, table_name in places:
+        module = release.module(name)
+        value = getattr(module.names.get(table_name), "value", None) if module else None
+        if isinstance(value, ast.Dict):
+            return sorted(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+    return []
 
 
 def entry_functions(release: Release) -> list[tuple[str, ast.FunctionDef]]:

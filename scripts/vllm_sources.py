@@ -301,3 +301,8 @@ class Release:
 
     def enum_values(self, module: Module, node: ast.ClassDef) -> list[Any]:
         return [s.value.value for s in node.body if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant)]
+
+    def enum_names(self, module: Module, node: ast.ClassDef) -> list[str]:
+        """The names of an enum's members."""
+        targets = [s.targets[0] for s in node.body if isinstance(s, ast.Assign)]
+        return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]

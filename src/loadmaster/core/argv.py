@@ -18,6 +18,7 @@ import msgspec
 from loadmaster.core.facts import Evidence, LaunchArgs
 from loadmaster.core.flagtable import Flag, FlagTable, Option, flag_table
 from loadmaster.core.flagvalues import JSON_KINDS, dotted_value, read_value, write_value
+from loadmaster.core.registeredvalues import unregistered
 
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 _PROGRAM = re.compile(r"(?:.*[/\\])?vllm(?:\.exe)?")
@@ -192,6 +193,8 @@ class _Reader:
             self._model_after_unknown()
 
     def launch(self, version: str | None, env: dict[str, str], kind: str = "argv") -> LaunchArgs:
+        for name, reason in unregistered(self.flags, self.table):
+            self._refuse(name, reason)
         launch = LaunchArgs(
             model=self.model if self.positional is None else self.positional,
             flags=self.flags,

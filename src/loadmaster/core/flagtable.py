@@ -28,6 +28,7 @@ class Flag(Struct, frozen=True):
     ``kind``: "switch", "bool", "truth", "int", "float", "str", "human", "human-auto", "json", "json-or-str",
     "pairs" (of one value). ``nargs``: None one value, "+" several, "?" at most one, "append" one a time.
     ``names``: other spellings; ``negations``: names that set it false; ``choices``: () when any value is taken.
+    ``known``: what the version has by itself where only plugins can add to it, in any case where ``fold``.
     ``kinds``: every kind that any version has read it as.
     """
 
@@ -37,6 +38,8 @@ class Flag(Struct, frozen=True):
     names: tuple[str, ...] = ()
     negations: tuple[str, ...] = ()
     choices: tuple[Any, ...] = ()
+    known: tuple[str, ...] = ()
+    fold: bool = False
     kinds: tuple[str, ...] = ()
 
     @property
@@ -119,6 +122,8 @@ def _flag(name: str, present: list[dict[str, Any]], variants: list[dict[str, Any
         names=tuple(dict.fromkeys(text for variant in present for text in variant.get("names", ()))),
         negations=tuple(dict.fromkeys(text for variant in reversed(present) for text in variant.get("no", ()))),
         choices=_choices(present),
+        known=_known(present),
+        fold=any(variant.get("fold") for variant in present),
         kinds=tuple(dict.fromkeys(variant["kind"] for variant in variants)),
     )
 
@@ -127,6 +132,14 @@ def _choices(present: list[dict[str, Any]]) -> tuple[Any, ...]:
     if any("choices" not in variant for variant in present):
         return ()
     return tuple(dict.fromkeys(choice for variant in present for choice in variant["choices"]))
+
+
+def _known(present: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Values of any of the releases; () when one of them takes whatever is given."""
+    if all("choices" in variant for variant in present):
+        return ()
+    found = [variant.get("known") or variant.get("choices") for variant in present]
+    return tuple(dict.fromkeys(str(value) for values in found for value in values or ())) if all(found) else ()
 
 
 def _options(flags: dict[str, Flag]) -> dict[str, Option]:
