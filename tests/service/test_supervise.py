@@ -220,6 +220,24 @@ def test_a_missing_engine_and_a_missing_model_are_said_before_anything_starts(on
     assert supervisor_pid(one.places) is None
 
 
+def test_a_configuration_that_was_broken_meanwhile_is_said_and_can_be_stopped(one: Served) -> None:
+    one.configure()
+    one.up()
+    with (one.places.folder / "loadmaster.toml").open("a") as file:
+        file.write("nonsense = 1\n")
+    now = one.status()
+    assert now.run_engine is not None
+    os.kill(now.run_engine, signal.SIGKILL)
+    now = one.until(lambda now: now.state == "failed", "the refusal")
+    assert "nonsense" in now.message
+    done = one.run("status", one.name)
+    assert (done.returncode, done.stdout.splitlines()[1].split()[:2]) == (1, ["state", "failed"])
+    done = one.run("down", one.name)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ")
+    assert not one.processes()
+
+
 def test_a_full_disk_is_said_and_nothing_is_started(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = one.configure()
 

@@ -17,6 +17,7 @@ from loadmaster.edge.ports import holder, is_free, next_free
 from loadmaster.edge.statehome import StateError
 from loadmaster.engines.base import EngineCommand, Progress
 from loadmaster.engines.command import CommandEngine
+from loadmaster.service import enginestate
 from loadmaster.service.backoff import begin_after, failures_after, wait_s
 from loadmaster.service.enginestate import EngineState, read_state, write_state
 from loadmaster.service.keywords import without_key
@@ -226,19 +227,21 @@ def test_a_long_path_gets_its_socket_in_a_short_folder(tmp_path: Path, monkeypat
     assert not path.parent.exists()
 
 
-def test_a_state_that_cannot_be_written_does_not_leave_the_old_one(
+def test_on_a_full_disk_the_state_is_written_over_or_gone_but_never_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "engine.json"
     write_state(path, EngineState(state="ready"))
-    before = read_state(path)
-    assert before is not None
-    assert before.state == "ready"
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+    write_state(path, EngineState(state="exited", message="crashed"))
+    written = read_state(path)
+    assert written is not None
+    assert (written.state, written.message) == ("exited", "crashed")
+    monkeypatch.setattr(enginestate, "_write_over", lambda *_: False)
     with pytest.raises(StateError, match="the disk is full"):
         write_state(path, EngineState(state="loading"))
     assert read_state(path) is None

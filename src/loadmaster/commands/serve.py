@@ -55,6 +55,18 @@ def _opened(name: str) -> tuple[Deployment, Places]:
         return loaded.deployment, Places(loaded.path.parent)
 
 
+def _found(name: str) -> Places:
+    """The files of a deployment that exists, however its configuration is."""
+    from loadmaster.edge.statehome import CONFIGURATION
+    from loadmaster.service.places import Places
+
+    with serve_errors():
+        places = Places.of(name)
+    if not (places.folder / CONFIGURATION).is_file():
+        _opened(name)  # says which deployments there are
+    return places
+
+
 def _say(text: str) -> None:
     click.echo(text, err=True)
 
@@ -291,11 +303,16 @@ class Line:
 @deployment_argument
 def down(name: str) -> None:
     """Stop a deployment and everything that it started."""
-    deployment, places = _opened(name)
+    places = _found(name)
+    try:
+        deployment = _opened(name)[0]
+    except Failure as error:
+        _say(f"warning: {error.message}")  # no reason to let it run
+        deployment = None
     _down(deployment, places)
 
 
-def _down(deployment: Deployment, places: Places) -> None:
+def _down(deployment: Deployment | None, places: Places) -> None:
     from loadmaster.service.takedown import take_down
 
     begin = time.monotonic()
@@ -304,7 +321,7 @@ def _down(deployment: Deployment, places: Places) -> None:
     if left:
         names = ", ".join(f"{member.pid} {member.name}" for member in left)
         raise Failure(f"these processes cannot be ended, they wait for a device: {names}", exit_code=PROBLEM)
-    _say(f"{deployment.name} is down ({time.monotonic() - begin:.1f} s)" if ran else f"{deployment.name} was not up")
+    _say(f"{places.name} is down ({time.monotonic() - begin:.1f} s)" if ran else f"{places.name} was not up")
 
 
 @click.command()
@@ -334,10 +351,9 @@ def status(name: str | None, as_json: bool) -> None:
     from loadmaster.service.status import status_document, status_of
 
     with serve_errors():
-        if name is not None:
-            _opened(name)
-        names = [name] if name is not None else list_deployments()
-        found = [status_of(Places.of(one)) for one in names]
+        found = (
+            [status_of(_found(name))] if name is not None else [status_of(Places.of(one)) for one in list_deployments()]
+        )
     if as_json:
         from loadmaster.render.documents import encode
 
@@ -364,7 +380,7 @@ def logs(name: str, follow: bool, web: bool, lines: int) -> None:
     """The log of the engine and of what supervises it."""
     from loadmaster.edge.logfile import LogFile
 
-    _, places = _opened(name)
+    places = _found(name)
     path = places.web_log if web else places.backend_log
     if not path.exists() and not follow:
         raise Failure(f"there is no log yet at {path}", f"loadmaster up {name}", PROBLEM)
@@ -405,9 +421,17 @@ def run_engine(name: str) -> None:
 
     Exit code 0: stopped as asked. 1 to 3: starting it again is useless. 4: it crashed.
     """
+    places = _found(name)
+    try:
+        deployment = _opened(name)[0]
+    except Failure as error:
+        from loadmaster.service.enginestate import refused_state, write_state
+
+        with serve_errors():
+            write_state(places.engine, refused_state(error.message))
+        raise
     from loadmaster.service.run_engine import run_engine as run
 
-    deployment, places = _opened(name)
     with serve_errors():
         sys.exit(run(deployment, places, _expected_parent(places)))
 

@@ -111,13 +111,29 @@ def read_state(path: Path) -> EngineState | None:
 
 
 def write_state(path: Path, state: EngineState) -> None:
-    """Raises :class:`StateError`; then the old state is removed, because it is true no more."""
+    """Raises :class:`StateError`; then the old state is removed, because it is true no more.
+
+    On a full disk the old file is written over, which needs no new room.
+    """
+    content = msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n"
     try:
-        write_file(path, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")
+        write_file(path, content)
     except StateError:
+        if _write_over(path, content):
+            return
         with contextlib.suppress(OSError):
             path.unlink()
         raise
+
+
+def _write_over(path: Path, content: bytes) -> bool:
+    try:
+        with path.open("r+b", buffering=0) as file:
+            written = file.write(content)
+            file.truncate(written)
+            return written == len(content)
+    except OSError:
+        return False
 
 
 def read_run(path: Path) -> EngineRun | None:
@@ -135,3 +151,8 @@ def next_state(old: EngineState, state: State, **changes: object) -> EngineState
     """The state that follows; ``since`` begins anew when the name changes."""
     since = old.since if state == old.state and old.since else time.time()
     return msgspec.structs.replace(old, state=state, since=since, **changes)
+
+
+def refused_state(message: str) -> EngineState:
+    """The state when run-engine could not even begin."""
+    return EngineState(state="failed", since=time.time(), message=message, runner=Pid.of(os.getpid()))

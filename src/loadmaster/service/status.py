@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import time
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ UNDER_WAY: frozenset[str] = frozenset(
     {"starting", "checking", "backing-off", "waiting-for-memory", "loading", "warming-up"}
 )
 _PROBE_S = 2.0
+_ROOM_BYTES = 16 * 1024
 _READY_S = 20.0  # the gateway asks the engine for a token
 
 
@@ -167,11 +169,24 @@ def _judge(
 def _unsaid(places: Places, supervisor: SupervisorStatus) -> tuple[Shown, str]:
     """No engine.json, though there is a supervisor: run-engine begins, or could not write."""
     program = _backend(places, supervisor)
+    if _full(places):
+        return (
+            "failed" if program == "EXITED" else "starting"
+        ), "the disk is full, so run-engine cannot say how far it is"
     if program == "RUNNING":
         return "starting", "run-engine has said nothing yet"
     if program in ("EXITED", "FATAL", "STOPPED"):
         return "failed", f"run-engine ended without a word, see {places.backend_log}"
     return "starting", ""
+
+
+def _full(places: Places) -> bool:
+    """Whether not even a file of state has room."""
+    try:
+        system = os.statvfs(places.folder)
+    except OSError:
+        return False
+    return system.f_bavail * system.f_frsize < _ROOM_BYTES
 
 
 def _backend(places: Places, supervisor: SupervisorStatus) -> str:
