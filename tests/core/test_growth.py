@@ -7,7 +7,7 @@ from msgspec import structs
 from loadmaster.core.activations import growth_after, replay
 from loadmaster.core.facts import MIB, EngineFacts
 from loadmaster.core.sheet import plan_of
-from tests.core.launches import DENSE_9B, MOE_35B, cards, launch, plan
+from tests.core.launches import DENSE_9B, MOE_35B, TEXT_8B, cards, launch, plan
 
 
 def test_pictures_that_grow_leave_more_behind_than_the_largest_alone() -> None:
@@ -37,3 +37,11 @@ def test_a_note_about_the_cache_is_said_once() -> None:
     sheet = plan(MOE_35B, cards(24, 24), "--tensor-parallel-size 2")
     assert sheet.kv_cache is not None
     assert not set(sheet.kv_cache.notes) & set(sheet.notes)
+
+
+def test_layers_that_only_feed_forward_cache_nothing() -> None:
+    engine, card = EngineFacts("vllm", "0.24.0"), cards(139.8)
+    half = tuple("full_attention" if at % 2 else "mlp" for at in range(TEXT_8B.text.num_hidden_layers or 0))
+    lighter = structs.replace(TEXT_8B, text=structs.replace(TEXT_8B.text, layer_types=half))
+    whole, part = (plan_of(model, card, launch(""), engine).layouts[0] for model in (TEXT_8B, lighter))
+    assert part.pool_block_bytes * 2 == whole.pool_block_bytes

@@ -350,3 +350,27 @@ def test_nothing_raises_whatever_stands_in_a_field(data: st.DataObject) -> None:
     processor(extra, extra, config)
     quantization(config, extra)
     config_findings(config, extra, extra)
+
+
+@pytest.mark.parametrize("kind", ["llama4_text", "minimax_m2", "phimoe", "olmoe", "jamba"])
+def test_an_experts_width_that_is_stated_as_the_layers(kind: str) -> None:
+    config = {"model_type": kind, "hidden_size": 2048, "intermediate_size": 1024, "num_experts": 16}
+    text = text_config(config)
+    assert text.moe_intermediate_size == 1024
+    assert text.shared_expert_intermediate_size == (1024 if kind == "llama4_text" else None)
+    assert text_config({**config, "num_experts": 0}).moe_intermediate_size is None
+
+
+def test_a_null_number_of_kv_heads_is_only_known_where_the_class_says() -> None:
+    config = {"hidden_size": 2048, "num_attention_heads": 16}
+    assert text_config({**config, "model_type": "foo"}).num_key_value_heads == 16
+    assert text_config({**config, "model_type": "foo", "num_key_value_heads": None}).num_key_value_heads is None
+    assert text_config({**config, "model_type": "llama", "num_key_value_heads": None}).num_key_value_heads == 16
+
+
+def test_the_letters_of_nemotron_h() -> None:
+    config = {"model_type": "nemotron_h", "num_hidden_layers": 6, "hybrid_override_pattern": "M-M*ME"}
+    assert text_config(config).layer_types == ("mamba", "mlp", "mamba", "full_attention", "mamba", "moe")
+    odd = {**config, "hybrid_override_pattern": "M?"}
+    assert text_config(odd).layer_types == ()
+    assert "hybrid_override_pattern" in config_findings(odd)[0].evidence[0].text

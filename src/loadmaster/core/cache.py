@@ -55,12 +55,12 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
     if last:
         here |= set(range(layers, len(specs)))
     counts = [sum(layer in here for layer in group.layers) for group in groups]
-    state = next((spec for spec in specs if spec.kind == "state"), None)
+    state = next((spec for spec in specs if spec is not None and spec.kind == "state"), None)
     padding = None
     if state is not None and state.state_bytes:
         padding = 100 * (state.page_bytes - state.state_bytes) / state.state_bytes
     family = family_of(model.architecture)
-    exact = family.exact and not any(kind not in _KINDS for kind in text.layer_types)
+    exact = family.exact and not any(kind not in (*_KINDS, *_WITHOUT_CACHE) for kind in text.layer_types)
     if not exact:
         notes.append(
             f"No cache rule for the architecture {model.architecture or '(not named)'}: "
@@ -82,16 +82,17 @@ def cache_layout(model: ModelFacts, settings: Settings, pipeline_rank: int = 0) 
 
 
 _KINDS = {"full_attention": "full", "sliding_attention": "sliding", "linear_attention": "state"}
+_WITHOUT_CACHE = ("mlp", "moe")  # layers that only feed forward, as Nemotron-H has them
 
 
 def _layer_specs(
     model: ModelFacts, settings: Settings, block: int, token: int, layers: int, notes: list[str]
-) -> list[LayerSpec]:
-    """One spec for each decoder layer, then one for each prediction head that speculative decoding loads."""
+) -> list[LayerSpec | None]:
+    """One spec for each decoder layer (None: it caches nothing), then one for each prediction head that is loaded."""
     text = model.text
     page = block * token
     full = LayerSpec(kind="mla" if text.kv_lora_rank else "full", page_bytes=page, bytes_per_token=token)
-    specs: dict[str, LayerSpec] = {"full_attention": full}
+    specs: dict[str, LayerSpec | None] = {"full_attention": full, **dict.fromkeys(_WITHOUT_CACHE)}
     if text.sliding_window:
         sliding = LayerSpec(kind="sliding", page_bytes=page, bytes_per_token=token, window=text.sliding_window)
         specs["sliding_attention"] = sliding
@@ -100,8 +101,8 @@ def _layer_specs(
         specs["linear_attention"] = LayerSpec(kind="state", page_bytes=max(page, state), state_bytes=state)
     types = text.layer_types or (("sliding_attention",) if text.sliding_window else ("full_attention",)) * layers
     result = [specs.get(types[layer] if layer < len(types) else "full_attention", full) for layer in range(layers)]
-    if settings.disable_hybrid_kv_cache_manager and any(spec.kind == "full" for spec in result):
-        result = [full if spec.kind == "sliding" else spec for spec in result]
+    if settings.disable_hybrid_kv_cache_manager and full in result:
+        result = [full if spec is not None and spec.kind == "sliding" else spec for spec in result]
     if settings.num_speculative_tokens:
         method = settings.speculative_method or ""
         if method.endswith("mtp"):
@@ -111,13 +112,14 @@ def _layer_specs(
     return result
 
 
-def _groups(specs: list[LayerSpec], settings: Settings) -> tuple[list[_Group], int]:
+def _groups(specs: list[LayerSpec | None], settings: Settings) -> tuple[list[_Group], int]:
     """Layers cut into groups of equal length, as many padding layers as that takes."""
     by_spec: dict[LayerSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
-        by_spec.setdefault(spec, []).append(layer)
-    if len(by_spec) == 1:
-        return [_Group(specs[0], tuple(range(len(specs))))], 0
+        if spec is not None:
+            by_spec.setdefault(spec, []).append(layer)
+    if len(by_spec) <= 1:
+        return [_Group(spec, tuple(layers)) for spec, layers in by_spec.items()], 0
     sizes = [len(layers) for layers in by_spec.values()]
     size = min(sizes)
     if max(sizes) < size * rule("group_size_factor", settings.version)["factor"]:

@@ -153,7 +153,9 @@ def _text(config: Mapping[str, Any], problems: list[str]) -> TextConfig:
 
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     if values["num_key_value_heads"] is None and not _invalid_field(raw, table, "num_key_value_heads"):
-        values["num_key_value_heads"] = heads  # every class without its own default has one per query head
+        null = any(name in raw for name in table["spellings"]["num_key_value_heads"])
+        if defaults or not null:  # every class without a number of its own has one per query head
+            values["num_key_value_heads"] = heads
         if raw.get("multi_query") is True and raw.get("new_decoder_architecture") is not True:
             values["num_key_value_heads"] = 1  # Falcon and GPT-BigCode
     if values["head_dim"] is None and heads and hidden and not _invalid_field(raw, table, "head_dim"):
@@ -216,6 +218,9 @@ def _experts(
     source = defaults.get("expert_width_from")
     if values["moe_intermediate_size"] is None and isinstance(source, str):
         values["moe_intermediate_size"] = values.get(source)
+    source = defaults.get("shared_expert_width_from")
+    if values["shared_expert_intermediate_size"] is None and isinstance(source, str):
+        values["shared_expert_intermediate_size"] = values.get(source)
     shared = RawObject(raw, defaults, problems, where).integer("n_shared_experts", low=0)
     if values["shared_expert_intermediate_size"] is None and shared and values["moe_intermediate_size"]:
         values["shared_expert_intermediate_size"] = shared * values["moe_intermediate_size"]
@@ -251,6 +256,10 @@ def _rotary_dim(values: Mapping[str, Any], read: RawObject, rope: Mapping[str, A
     return int(values["head_dim"] * min(factor, 1.0))
 
 
+# Nemotron-H names a layer by one letter (vllm/model_executor/models/nemotron_h.py: ALL_DECODER_LAYER_TYPES).
+_LAYER_LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
 def _layer_types(
     values: Mapping[str, Any], read: RawObject, raw: Mapping[str, Any], problems: list[str], where: str
 ) -> tuple[tuple[str, ...], int | None]:
@@ -261,6 +270,12 @@ def _layer_types(
         if isinstance(stated, list) and all(isinstance(kind, str) for kind in stated) and len(stated) <= 4096:
             return tuple(stated), window if "sliding_attention" in stated else None
         problems.append(f"{where}layer_types = {shown(stated)}")
+        return (), None
+    letters = raw.get("hybrid_override_pattern")
+    if letters is not None:
+        if isinstance(letters, str) and len(letters) <= 4096 and set(letters) <= set(_LAYER_LETTERS):
+            return tuple(_LAYER_LETTERS[letter] for letter in letters), None
+        problems.append(f"{where}hybrid_override_pattern = {shown(letters)}")
         return (), None
     if not layers:
         return (), None

@@ -56,7 +56,9 @@ def stored_linear(quantization: Quantization, out: int, into: int, dtype: str) -
     if method.startswith("modelopt"):
         if bits == 4:
             return _nvfp4("weight", "weight_scale_2", "input_scale", out, into)
-        return (("weight", "F8_E4M3", (out, into)), ("weight_scale", "F32", ()), ("input_scale", "F32", ()))
+        if bits == 8:
+            return (("weight", "F8_E4M3", (out, into)), ("weight_scale", "F32", ()), ("input_scale", "F32", ()))
+        return None  # MIXED_PRECISION: each layer has a format of its own, which only the tensors tell
     if method == "bitsandbytes" and bits == 4:
         codes = out * into // 2
         return (("weight", "U8", (codes, 1)), ("weight.absmax", "U8", (out * into // 64,)))
