@@ -55,9 +55,11 @@ def test_known_spellings_are_known() -> None:
     assert "unknown-flag" not in codes(found(line, version="0.24.0"))
 
 
-def test_flag_that_newer_releases_dropped_is_a_note() -> None:
+def test_flag_that_newer_releases_dropped_is_a_note_where_the_version_has_it() -> None:
     item = of(found("vllm serve m --disable-log-requests"), "flag-deprecated")
-    assert (item.severity, item.confidence) == ("note", "possible")
+    assert (item.severity, item.confidence) == ("warning", "likely")
+    item = of(found("vllm serve m --disable-log-requests", version="0.10.0"), "flag-deprecated")
+    assert (item.severity, item.confidence) == ("note", "certain")
     assert "flag-deprecated" not in codes(found("vllm serve m --enable-log-requests"))
 
 

@@ -22,7 +22,7 @@ def findings_text(findings: Iterable[Finding], width: int = 80, paint: Paint = p
 def finding_text(finding: Finding, width: int = 80, paint: Paint = plain) -> str:
     head = paint(f"{finding.severity}[{finding.code}]", *_STYLE[finding.severity])
     sure = "" if finding.confidence == "certain" else f" ({finding.confidence})"
-    lines = [f"{head}: {finding.title}{sure}"]
+    lines = wrap(f"{finding.title}{sure}", width, f"{head}: ", "    ")
     if finding.cause and finding.cause != finding.title:
         lines += wrap(finding.cause, width, "  ")
     for evidence in finding.evidence[:_EVIDENCE_SHOWN]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from loadmaster.core.argv import parse_argv
 from loadmaster.core.checks.case import LaunchCase, is_placeholder
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.checks.spelling import in_newest, nearest, release_words
+from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Evidence, Finding, Fix
 from loadmaster.core.flagtable import Flag, flag_history, flag_table
 from loadmaster.core.tables import load_toml
@@ -20,40 +23,18 @@ _TOKEN_FLAGS = ("--max-model-len", "--max-num-batched-tokens")
 _BLOCK = 16  # tokens of a cache block of most models
 # --limit-mm-per-prompt image=4: refused since the reader of name=value pairs was taken out
 _PAIRS_REMOVED = "0.10.0"
+_OBJECTS = ("--hf-overrides", "--speculative-config")
+_OLDEST_PLANNED = "0.17"  # the first version whose rules loadmaster has
 
 
 def check_flags(case: LaunchCase) -> Iterator[Finding]:
     """Everything that the flags alone decide."""
-    yield from _damage(case)
     yield from _unknown(case)
     yield from _leaving(case)
     yield from _values(case)
     yield from _pairs(case)
     yield from _units(case)
     yield from _conflicts(case)
-
-
-def _damage(case: LaunchCase) -> Iterator[Finding]:
-    if case.launch.damage:
-        yield finding(
-            "command-damaged",
-            "What the shell would run is not what the text seems to say; what it does not pass on is not checked here.",
-            evidence=case.launch.damage,
-            fixes=[
-                Fix("Join the lines again: a backslash as the last character of every line but the last.")
-                if not case.launch.argv
-                else Fix(
-                    "The command as it was read here; add what it lost.",
-                    command=_line(case.launch.argv),
-                )
-            ],
-        )
-
-
-def _line(argv: tuple[str, ...]) -> str:
-    import shlex
-
-    return shlex.join(argv)
 
 
 # ------------------------------------------------------------------------------------------ unknown flags
@@ -109,11 +90,10 @@ def _unknown_fixes(
     case: LaunchCase, flag: str, hint: dict[str, Any], near: str | None, runs: tuple[tuple[str, str], ...]
 ) -> list[Fix]:
     use = hint.get("use") or near
-    if use and not hint.get("switch") and use not in ("--hf-overrides", "--speculative-config"):
-        value = _carried(case, flag)
-        return [Fix(f"{use} is what {case.version_words} calls it.", (use, value) if value else (use,), (flag,))]
-    if use and hint.get("switch") and use == "--enable-expert-parallel":
-        return [Fix("The switch that vLLM has.", (use,), (flag,))]
+    argv = _successor(case, flag, hint, use) if use else None
+    if argv is not None:
+        words = "The switch that vLLM has." if hint.get("switch") else f"{use} is what {case.version_words} calls it."
+        return [Fix(words, argv, (flag,))]
     fixes = [Fix("Without it the engine starts." if not use else f"See {use}.", remove=(flag,))]
     later = [first for first, _ in runs if case.version is not None and case.since(first) is False]
     if later:
@@ -121,29 +101,63 @@ def _unknown_fixes(
     return fixes
 
 
+def _successor(case: LaunchCase, flag: str, hint: dict[str, Any], use: str) -> tuple[str, ...] | None:
+    """The flag to write instead, with the value in its form; None when this version would not take it so."""
+    if use in _OBJECTS and "key" not in hint:
+        return None  # the value is one part of many in there
+    value = hint.get("value") if hint.get("switch") else _carried(case, flag)
+    if value is not None and "key" in hint:
+        value = json.dumps({hint["key"]: value})
+    if value is not None and is_placeholder(value):
+        return (use, value)
+    argv = (use,) if value is None else (use, value)
+    launch = parse_argv(["vllm", "serve", "m", *argv], engine_version=case.version)
+    if use != "--model" and (launch.unknown_flags or launch.refused or use not in launch.flags):
+        return None
+    share = launch.flags.get("--gpu-memory-utilization", 1)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        return None
+    wrong = next(iter(_values(LaunchCase(launch, None, None, case.engine, None))), None)
+    return argv if wrong is None else None
+
+
 def _leaving(case: LaunchCase) -> Iterator[Finding]:
-    """Flags that the launch's version has and the newest one has not."""
+    """Flags that the newest release has not: those that no release planned here has, and those on their way out."""
     hints = load_toml("flag-hints.toml")["flags"]
-    gone = []
+    dead: list[Evidence] = []
+    gone: list[Evidence] = []
+    fixes: dict[bool, list[Fix]] = {True: [], False: []}
     for flag in case.launch.flags:
         runs = flag_history(flag)
         if not runs or in_newest(runs) or flag in case.launch.unknown_flags:
             continue
-        says = hints.get(flag, {}).get("says")
-        gone.append(
-            Evidence("command", f"{case.shown(flag)}: last in vLLM {runs[-1][1]}" + (f"; {says}" if says else ""))
+        hint = hints.get(flag, {})
+        last = runs[-1][1]
+        words = f"{case.shown(flag)}: last in vLLM {last}" + (f"; {hint['says']}" if "says" in hint else "")
+        is_dead = case.version is None and not at_least(last, _OLDEST_PLANNED)
+        (dead if is_dead else gone).append(Evidence("command", words))
+        fixes[is_dead] += _unknown_fixes(case, flag, hint, None, runs)
+    if dead:
+        yield finding(
+            "flag-deprecated",
+            f"The version is not known; every release from {_OLDEST_PLANNED} on ends at once with an unknown flag.",
+            evidence=dead,
+            fixes=fixes[True],
+            severity="warning",
+            confidence="likely",
         )
-    if not gone:
-        return
-    known = case.version is not None
-    yield finding(
-        "flag-deprecated",
-        "Newer releases refuse what this command says."
-        if known
-        else "The version is not known; releases after those named refuse the command.",
-        evidence=gone,
-        confidence="certain" if known else "possible",
-    )
+    if gone:
+        known = case.version is not None
+        yield finding(
+            "flag-deprecated",
+            "Newer releases refuse what this command says."
+            if known
+            else "The version is not known; releases after those named refuse the command.",
+            evidence=gone,
+            fixes=[] if known else fixes[False],
+            severity=None if known else "warning",
+            confidence="certain" if known else "possible",
+        )
 
 
 # ------------------------------------------------------------------------------------------ values
