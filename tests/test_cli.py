@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
@@ -561,9 +562,6 @@ warning[command-damaged]: The pasted command lost something on the way
   pass on is not checked here.
   | command line 2: a blank after the backslash: the command ends here, and the
   | shell never sees what follows
-  | command line 3: --quantization begins a line of its own, the line before has
-  | no backslash at its end: the command ends above, and the shell never sees
-  | what follows
   try: vllm serve MODELS/8b --gpu-memory-utilisation 1.2
        The command as it was read here; add what it lost.
 
@@ -637,3 +635,38 @@ def test_a_reader_that_leaves_early_is_no_error(models: Path) -> None:
     command = f"'{sys.executable}' -m loadmaster plan '{models / '35b'}' --gpus 2x24GiB -- -tp 2 | head -n 1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
+
+
+def plan_8b(models: Path, *words: str) -> dict[str, Any]:
+    code, out, err = loadmaster(models, "plan", f"{models}/8b", "--gpus", "24GiB", "--json", *words)
+    assert err == ""
+    document: dict[str, Any] = json.loads(out)
+    assert code == {True: 0, False: 1, None: 3}[document["fits"]]
+    return document
+
+
+def test_a_whole_command_after_the_dashes_is_read_once(models: Path) -> None:
+    given = ("--engine-version", "0.24.0", "--", "--max-model-len", "4096")
+    alone = plan_8b(models, *given)["launch"]["argv"]
+    assert alone == ["vllm", "serve", "MODELS/8b", "--max-model-len", "4096"]
+    for words in (("vllm", "serve", f"{models}/8b"), ("serve", f"{models}/8b"), (f"{models}/8b",)):
+        assert plan_8b(models, *given[:3], *words, *given[3:])["launch"]["argv"] == alone
+    image = plan_8b(models, "--", "docker", "run", "vllm/vllm-openai:v0.19.0", "--model", "Qwen/Qwen3-8B")
+    assert image["engine"]["version"] == "0.19.0"
+    assert image["launch"]["argv"] == ["vllm", "serve", "Qwen/Qwen3-8B"]
+    assert "the command serves Qwen/Qwen3-8B, the plan is of MODELS/8b" in image["notes"]
+
+
+def test_an_option_of_plan_among_the_flags_of_the_engine_is_refused(models: Path) -> None:
+    for words in (("--engine-version", "0.24.0"), ("--recommend",)):
+        code, out, err = loadmaster(models, "plan", f"{models}/8b", "--gpus", "24GiB", "--", *words)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: {words[0]} is an option of loadmaster plan, not of vLLM")
+
+
+def test_a_damaged_checkpoint_never_fits_for_sure(models: Path) -> None:
+    for words in ((), ("--recommend",)):
+        code, out, err = loadmaster(models, "plan", f"{models}/cut", "--gpus", "80GiB", "--json", *words)
+        document = json.loads(out)
+        assert (code, document["fits"], err) == (3, None, "")
+        assert document["findings"][0]["code"] == "weights-truncated"

@@ -27,7 +27,7 @@ HEALTHY = [
         "0.24.0",
     ),
     (
-        "vllm serve Qwen/Qwen2.5-VL-7B-Instruct-AWQ --max-model-len 16384 --max-num-seqs 32",
+        "vllm serve Qwen/Qwen2.5-VL-7B-Instruct-AWQ --max-model-len 20480 --max-num-seqs 32",
         {"count": 1, "gib": 48},
         "0.24.0",
     ),

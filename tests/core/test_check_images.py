@@ -6,8 +6,8 @@ import json
 
 from msgspec.structs import replace
 
-from tests.launchcases import codes, dense, found, of, vision
 from loadmaster.core.facts import VisionConfig
+from tests.launchcases import codes, dense, found, of, vision
 
 SIZED = """--limit-mm-per-prompt '{"image": {"count": 4, "width": 512, "height": 512}}'"""
 
@@ -45,12 +45,13 @@ def test_skipped_profile_is_a_note() -> None:
 
 
 def test_picture_longer_than_the_context() -> None:
-    note = of(found("vllm serve m --max-model-len 4096", vision()), "image-tokens-exceed-context")
-    assert note.severity == "note" and "16,384 tokens" in note.cause
+    large = of(found("vllm serve m --max-model-len 4096", vision()), "image-tokens-exceed-context")
+    assert large.severity == "warning" and "16,384 tokens" in large.cause
+    assert large.cause.endswith("The largest that is served is 1960x1624 (4,060 tokens).")
     warning = of(found("vllm serve m --max-model-len 1024", vision()), "image-tokens-exceed-context")
     assert warning.severity == "warning" and "1024 x 1024" in warning.cause
-    error = of(found("vllm serve m --max-model-len 32", vision()), "image-tokens-exceed-context")
-    assert error.severity == "error"
+    none = of(found("vllm serve m --max-model-len 32", vision()), "image-tokens-exceed-context")
+    assert none.severity == "warning" and none.cause.endswith("none is served.")
     assert "image-tokens-exceed-context" not in codes(found("vllm serve m --max-model-len 32768", vision()))
     assert "image-tokens-exceed-context" not in codes(found("vllm serve m --max-model-len 4096", dense()))
 

@@ -270,7 +270,7 @@ def test_without_a_pixel_cap_the_first_large_picture_overshoots() -> None:
     sheet = plan(MOE_35B, cards(24, 24), flags)
     assert sheet.fits is not True
     found = sheet.findings[0]
-    assert (found.code, found.severity) == ("oom-runtime", "error")
+    assert (found.code, found.severity) == ("oom-runtime", "warning")
     assert found.cause.startswith("The first 4096x4096 picture overshoots GPU 0 by ")
     over = sheet.gpus[0].peak_bytes["serving"] - sheet.gpus[0].total_bytes
     assert over > 0
@@ -456,3 +456,37 @@ def test_a_plan_is_fast() -> None:
     for _ in range(10):
         make_plan(MOE_35B, cards(24, 24), launch(ARTICLE), EngineFacts("vllm", "0.24.0"))
     assert (time.perf_counter() - begin) / 10 < 0.1  # a few milliseconds; the bound is for slow machines
+
+
+def test_a_request_that_may_not_fit_names_the_bound_that_decides() -> None:
+    """A length between what fits for certain and what fits by the expected figures."""
+    flags = "--gpu-memory-utilization 0.9 --max-num-seqs 4 --max-model-len "
+    (first,) = [
+        item for item in plan(TEXT_8B, cards(24), flags + "131072").findings if item.code == "seq-too-long-for-memory"
+    ]
+    surely = int(first.fixes[-1].argv[-1])
+    assert surely < 131072 and f"{surely:,} tokens fit for certain" in first.cause
+    assert plan(TEXT_8B, cards(24), f"{flags}{surely}").fits is True
+    sheet = plan(TEXT_8B, cards(24), f"{flags}{surely + 2000}")
+    (found,) = [item for item in sheet.findings if item.code == "seq-too-long-for-memory"]
+    assert (found.severity, found.confidence, sheet.fits) == ("warning", "possible", None)
+    assert sheet.kv_cache is not None and sheet.kv_cache.available_low_bytes is not None
+    assert f"it may be as little as {sheet.kv_cache.available_low_bytes / GIB:.2f} GiB" in found.cause
+    lengths = [int(fix.argv[1]) for fix in found.fixes if fix.argv[:1] == ("--max-model-len",)]
+    assert lengths and max(lengths) == surely
+
+
+@pytest.mark.parametrize("model", [TEXT_8B, VL_7B, MOE_35B], ids=["text", "vl", "moe"])
+@pytest.mark.parametrize("length", [4096, 40000, 131072])
+def test_no_length_is_proposed_beyond_what_was_asked_or_what_the_model_has(model: ModelFacts, length: int) -> None:
+    for size in (12, 18, 24):
+        for item in plan(model, cards(size), f"--max-model-len {length} --max-num-seqs 4").findings:
+            for fix in item.fixes:
+                for flag, value in zip(fix.argv, fix.argv[1:], strict=False):
+                    if flag == "--max-model-len":
+                        assert int(value) <= length
+
+
+def test_a_length_that_is_left_to_the_engine_is_no_finding() -> None:
+    sheet = plan(VL_7B, cards(24), "--max-model-len -1 --max-num-seqs 4")
+    assert "seq-too-long-for-memory" not in {item.code for item in sheet.findings}

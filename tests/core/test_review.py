@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loadmaster.core.facts import Evidence, Finding, ModelFacts, ModelFile
+from loadmaster.core.check import checked_launch
+from loadmaster.core.facts import EngineFacts, Evidence, Finding, ModelFacts, ModelFile
 from loadmaster.core.review import weights_are_whole
-from tests.core.launches import MOE_35B, cards, plan
+from tests.core.launches import ARTICLE, DENSE_9B, GEMMA_27B, MOE_35B, VL_7B, cards, launch, plan
 
 ROOM = "--tensor-parallel-size 2 --max-model-len 8192 --max-num-seqs 4 --gpu-memory-utilization 0.85"
 MEMORY = ("no-kv-memory", "oom-runtime", "oom-weights", "seq-too-long-for-memory", "free-memory-below-request")
@@ -90,3 +91,35 @@ def test_heads_that_do_not_divide_are_said_as_by_the_check() -> None:
     found = next(item for item in sheet.findings if item.code == "heads-vs-tp")
     assert sheet.fits is False
     assert "16 heads of linear attention" in found.cause
+
+
+SAME = [
+    *(f"--tensor-parallel-size {ranks} --max-model-len {length} --max-num-seqs {sequences}"
+      for ranks in (1, 2) for length in (64, 4096, 262144) for sequences in (16, 256)),
+    *(f"--tensor-parallel-size 2 {more}" for more in (
+        "--gpu-memory-utilization 0.98", "--gpu-memory-utilization 95", "--max-num-seqs 0", "--max-modle-len 5",
+        "--kv-cache-memory-bytes 20G", "--max-model-len -1", "--max-num-batched-tokens 65536",
+    )),
+    ARTICLE,
+    "--tensor-parallel-size 3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [MOE_35B, DENSE_9B, VL_7B, GEMMA_27B], ids=lambda model: model.architecture)
+@pytest.mark.parametrize("flags", SAME)
+def test_plan_and_check_judge_a_launch_alike(model: ModelFacts, flags: str) -> None:
+    """One severity for a code, and neither lets pass what the other doubts."""
+    sheet = plan(model, cards(24, 24), flags)
+    checked = checked_launch(
+        launch(flags), model=model, gpus=cards(24, 24), engine=EngineFacts("vllm", "0.24.0"), host=None
+    )
+    severities = {item.code: item.severity for item in checked.findings}
+    for item in sheet.findings:
+        assert severities.get(item.code, item.severity) == item.severity, item.code
+    error = any(item.severity == "error" for item in checked.findings)
+    if sheet.fits is False:
+        assert error
+    if sheet.fits is None:
+        assert error or checked.undecided
+    if sheet.fits is True:
+        assert not checked.undecided

@@ -58,7 +58,7 @@ def check(
 
     COMMAND is 'vllm serve ...', a 'docker run' line, and so on. It is read, never run.
     """
-    from loadmaster.core.check import check_launch
+    from loadmaster.core.check import checked_launch
 
     launch = read_launch(command, command_file, engine_version, service)
     engine = engine_facts("vllm", engine_version or launch.engine_version, None)
@@ -67,7 +67,9 @@ def check(
     folder = command_file.parent if command_file is not None else Path()
     model = model_for_check(launch, model_path, folder, not_checked)
     host = host_for_check(launch, gpus, model, folder)
-    findings = check_launch(launch, model=model, gpus=gpus, engine=engine, host=host)
+    checked = checked_launch(launch, model=model, gpus=gpus, engine=engine, host=host)
+    findings = checked.findings
+    not_checked += checked.undecided
     not_checked += [f"{other}: it runs vLLM too; {_how_to_choose(launch)}" for other in launch.others]
     ok = False if has_error(findings) else (None if not_checked else True)
     if as_json:

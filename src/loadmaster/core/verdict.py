@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from loadmaster.core.cache import cached_bytes
+from loadmaster.core.cache import cached_bytes, largest_context
 from loadmaster.core.checks.catalogue import finding, order
-from loadmaster.core.facts import GIB, MIB, Evidence, Finding, Fix, GpuLoad
+from loadmaster.core.facts import GIB, MIB, Confidence, Evidence, Finding, Fix, GpuLoad, Severity
 from loadmaster.core.loaderlimits import split_refused
+from loadmaster.core.settings import model_context
 
 if TYPE_CHECKING:
     from loadmaster.core.ranks import RankMemory
@@ -119,9 +120,16 @@ def _request_fits(plan: Plan) -> bool | None:
         return False
     if wanted is None:
         return None
+    if _length_is_left_to_the_engine(plan) and low > 0:
+        return True  # it takes what fits
     if wanted > high:
         return False
     return True if wanted <= low else None
+
+
+def _length_is_left_to_the_engine(plan: Plan) -> bool:
+    given = plan.launch.flags.get("--max-model-len")
+    return given == -1 or (isinstance(given, str) and given.strip().lower() in ("auto", "-1"))
 
 
 def _state_blocks_fit(plan: Plan) -> bool | None:
@@ -297,7 +305,7 @@ def _serving_findings(plan: Plan, rank: RankMemory, load: GpuLoad) -> list[Findi
         )
         if vision and picture:
             cause += f" It makes the allocator reserve {gib(vision)} on top of {gib(steady)} at rest."
-        severity = "error"
+        severity = "error" if low > total else "warning"
     else:
         cause = f"GPU {load.index}: the serving peak is {gib(serving)} of {gib(total)}, but may reach {gib(high)}" + (
             f" with a {picture} picture." if vision and picture else "."
@@ -338,25 +346,8 @@ def _cache_findings(plan: Plan) -> list[Finding]:
         )
         return [finding("no-kv-memory", cause)]
     wanted, length = plan.request_bytes, settings.max_model_len
-    fits = _request_fits(plan)
-    if wanted is not None and length is not None and fits is not True:
-        held = cached_bytes(plan.layouts[rank.pipeline_rank], settings, cache.available_bytes)
-        blocks = settings.num_gpu_blocks_override
-        cause = f"One request of {length:,} tokens needs {gib(wanted)} of cache on each rank, " + (
-            f"{gib(held)} are planned."
-            if blocks is None
-            else f"--num-gpu-blocks-override leaves it {gib(held)} ({blocks:,} blocks)."
-        )
-        if cache.largest_model_len:
-            cause += f" {cache.largest_model_len:,} tokens fit."
-        fixes = []
-        if cache.largest_model_len:
-            fixes.append(Fix("the longest that fits", argv=("--max-model-len", str(cache.largest_model_len))))
-        severity = "error" if wanted > held else "warning"
-        sure = "certain" if fits is False else "likely" if severity == "error" else "possible"
-        return [
-            finding("seq-too-long-for-memory", cause, fixes=fixes, severity=severity, confidence=sure)  # type: ignore[arg-type]
-        ]
+    if wanted is not None and length is not None and _request_fits(plan) is not True:
+        return [_request_finding(plan, rank, wanted, length)]
     if not _state_blocks_fit(plan) and cache.blocks is not None:
         cause = (
             f"The cache has {cache.blocks:,} blocks of state, --max-num-seqs is {settings.max_num_seqs}: "
@@ -366,6 +357,34 @@ def _cache_findings(plan: Plan) -> list[Finding]:
             finding("mamba-blocks", cause, fixes=[Fix("one block each", argv=("--max-num-seqs", str(cache.blocks)))])
         ]
     return []
+
+
+def _request_finding(plan: Plan, rank: RankMemory, wanted: int, length: int) -> Finding:
+    """One request of the whole context that does not, or may not, have room: by the bound that decides."""
+    settings, cache = plan.settings, plan.kv_cache
+    layout = plan.layouts[rank.pipeline_rank]
+    held, low, high = (
+        cached_bytes(layout, settings, side) for side in (rank.left.bytes, rank.left.low, rank.left.high)
+    )
+    blocks = settings.num_gpu_blocks_override
+    cause = f"One request of {length:,} tokens needs {gib(wanted)} of cache on each rank; "
+    if blocks is not None:
+        cause += f"--num-gpu-blocks-override leaves it {gib(held)} ({blocks:,} blocks)."
+    elif wanted > held:
+        cause += f"{gib(max(0, held))} are planned" + (f", {gib(high)} at most." if high > held else ".")
+    else:
+        cause += f"{gib(held)} are planned, and it may be as little as {gib(max(0, low))}."
+    surely = largest_context(layout, settings, max(0, low))
+    longest = min(filter(None, (surely, length, model_context(plan.model))), default=0) if surely else 0
+    fixes = []
+    if longest:
+        cause += f" {longest:,} tokens fit for certain."
+        fixes.append(Fix("the longest that fits for certain", argv=("--max-model-len", str(longest))))
+    elif wanted > held and cache is not None and cache.largest_model_len:
+        cause += f" {min(cache.largest_model_len, length):,} tokens fit by the expected figures."
+    severity: Severity = "error" if wanted > held else "warning"
+    sure: Confidence = "certain" if _request_fits(plan) is False else "likely" if severity == "error" else "possible"
+    return finding("seq-too-long-for-memory", cause, fixes=fixes, severity=severity, confidence=sure)
 
 
 def _picture_findings(plan: Plan) -> list[Finding]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from loadmaster.core.checks.case import LaunchCase, count_limit
 from loadmaster.core.checks.catalogue import finding
-from loadmaster.core.facts import Finding, Fix, Severity
-from loadmaster.core.pictures import TEXT_AROUND, PictureRules, picture_rules
+from loadmaster.core.facts import Finding, Fix, Settings, Severity
+from loadmaster.core.pictures import TEXT_AROUND, PictureRules, image_plan, picture_rules
 
 _EVERYDAY_SIDE = 1024  # a picture of a megapixel, which every client sends
 _PIXEL_CAPPED = ("qwen", "glm4", "glm_ocr", "mimo", "keye", "paddleocr")  # towers whose processor takes max_pixels
@@ -150,28 +150,27 @@ def _context(case: LaunchCase) -> Iterator[Finding]:
         return
     least = rules.tokens(1, 1)
     everyday = rules.tokens(_EVERYDAY_SIDE, _EVERYDAY_SIDE)
-    severity: Severity = "note"
+    severity: Severity = "warning"
     if least + TEXT_AROUND > length:
-        severity = "error"
-        words = f"Even the smallest picture has {least:,} tokens, and the context has {length:,}."
+        words = f"Even the smallest picture has {least:,} tokens, and the context has {length:,}: none is served."
     elif everyday + TEXT_AROUND > length:
-        severity = "warning"
         words = (
             f"A picture of {_EVERYDAY_SIDE} x {_EVERYDAY_SIDE} has {everyday:,} tokens, and the context has "
-            f"{length:,}: requests with it are refused."
+            f"{length:,}: requests with it are refused." + _largest_served(case, rules)
         )
     elif most + TEXT_AROUND > length:
         words = (
             f"The largest picture that the processor makes has {most:,} tokens, and the context has {length:,}: "
-            f"requests with it are refused. One of {_EVERYDAY_SIDE} x {_EVERYDAY_SIDE} ({everyday:,} tokens) is served."
+            "requests with it are refused." + _largest_served(case, rules)
         )
     else:
+        severity = "note"  # each picture alone is served
         words = (
             f"{count} of the largest pictures have {most * count:,} tokens together, and the context has {length:,}: "
             "such a request is refused."
         )
     fixes = []
-    if rules.side is not None and severity != "error":
+    if rules.side is not None and least + TEXT_AROUND <= length:
         room = max(1, (length - TEXT_AROUND) // count) * rules.side * rules.side
         smallest = rules.min_pixels or 0
         if room > smallest:
@@ -195,6 +194,16 @@ def _context(case: LaunchCase) -> Iterator[Finding]:
         severity=severity,
         confidence=case.model_confidence,
     )
+
+
+def _largest_served(case: LaunchCase, rules: PictureRules) -> str:
+    """The largest picture of the load sheet, as a sentence."""
+    settings = case.settings or Settings(version="", max_model_len=case.integer("--max-model-len"))
+    images = image_plan(rules, settings)
+    if images is None or images.largest_size is None or images.largest_tokens is None:
+        return ""
+    width, height = images.largest_size
+    return f" The largest that is served is {width}x{height} ({images.largest_tokens:,} tokens)."
 
 
 def _encoder_cache(case: LaunchCase) -> Iterator[Finding]:

@@ -30,21 +30,12 @@ def _of_the_plan(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
             item = structs.replace(item, fixes=tuple(_planned(case, item, fix) for fix in item.fixes))
         unsure_pictures = item.code in ("image-tokens-exceed-context", "profile-below-images")
         if not (unsure_pictures and _pictures_unbounded(case)):
-            yield _tempered(case, sheet, item)
+            yield _tempered(case, item)
 
 
-def _tempered(case: LaunchCase, sheet: LoadSheet, item: Finding) -> Finding:
-    """A finding of the plan as mild and unsure as the facts under the plan are."""
+def _tempered(case: LaunchCase, item: Finding) -> Finding:
+    """A finding of the plan as unsure as the facts under the plan are; as severe as the plan has it."""
     assert case.model is not None
-    if item.code == "seq-too-long-for-memory" and case.value("--max-model-len") == -1:
-        return structs.replace(item, severity="note")  # the engine shortens the context by itself
-    if item.code == "oom-runtime":
-        expected = all(gpu.peak_bytes.get("serving", 0) <= gpu.total_bytes for gpu in sheet.gpus)
-        if _pictures_unbounded(case) or (expected and item.confidence == "possible"):
-            return structs.replace(item, severity="note", confidence="possible")
-        surely = any(gpu.peak_low_bytes.get("serving", 0) > gpu.total_bytes for gpu in sheet.gpus)
-        if item.severity == "error" and not surely:
-            return structs.replace(item, severity="warning", confidence="likely")
     unsure = case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
     if unsure and item.confidence == "certain":
         return structs.replace(item, confidence="likely")
