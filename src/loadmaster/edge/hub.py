@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPMessage
+from http.client import HTTPException, HTTPMessage, InvalidURL
 from pathlib import Path
 from typing import IO, Any
 
@@ -178,7 +178,7 @@ class Client:
             if error.code == 416:
                 return b""  # a range behind the end: nothing there
             raise self.refused(error) from None
-        except (OSError, ValueError, urllib.error.URLError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise self._unreachable(error) from None
 
     def open(self, path: str, start: int) -> Any:
@@ -213,6 +213,12 @@ class Client:
         )
 
     def _unreachable(self, error: Exception) -> ModelError:
+        if isinstance(error, InvalidURL) or (isinstance(error, ValueError) and not isinstance(error, OSError)):
+            return ModelError(
+                f"cannot reach {self.host}: an address on the way there is malformed ({error})",
+                "Check HTTPS_PROXY, HTTP_PROXY and ALL_PROXY: http://HOST:PORT",
+                "hub-offline",
+            )
         reason = getattr(error, "reason", error)
         words = "no answer in time" if isinstance(reason, TimeoutError) else str(reason) or type(reason).__name__
         return ModelError(
@@ -235,14 +241,29 @@ def _read(answer: Any, limit: int, deadline: float) -> bytes:
     return b"".join(chunks)
 
 
+def is_address(endpoint: str) -> bool:
+    """Whether requests can be made to it: http or https, a host, a port that is a number, nothing that is no URL."""
+    if not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
+        return False
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def keeps_secret(endpoint: str) -> bool:
+    """Whether a token may go there: encrypted, or to this machine."""
+    parts = urllib.parse.urlsplit(endpoint)
+    return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "localhost", "::1")
+
+
 def open_hub(repository: str, revision: str, environment: Mapping[str, str]) -> HubSource:
     """Lists a repository. Raises :class:`ModelError` when it is not there, not open, or not reachable."""
     endpoint = environment.get("HF_ENDPOINT", "").strip().rstrip("/") or ENDPOINT
-    parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_address(endpoint):
         raise ModelError("HF_ENDPOINT is no http or https address", "For example https://hf-mirror.com")
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    client = Client(endpoint, _token(environment) if parts.scheme == "https" or loopback else None)
+    client = Client(endpoint, _token(environment) if keeps_secret(endpoint) else None)
     quoted = urllib.parse.quote(repository), urllib.parse.quote(revision, safe="")
     raw = client.get(f"api/models/{quoted[0]}/revision/{quoted[1]}?blobs=true", 0, LISTING_LIMIT + 1, ranged=False)
     try:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct, field
 
-from loadmaster.edge.hub import LISTING_LIMIT, Client, HubSource
+from loadmaster.edge.hub import LISTING_LIMIT, Client, HubSource, is_address, keeps_secret
 from loadmaster.edge.source import ModelError
 
 DOMAIN = "www.modelscope.cn"
@@ -67,13 +67,11 @@ def open_modelscope(repository: str, revision: str, environment: Mapping[str, st
     """Lists a repository. Raises :class:`ModelError` when it is not there, not open, or not reachable."""
     stated = environment.get("MODELSCOPE_DOMAIN", "").strip().rstrip("/") or DOMAIN
     endpoint = stated if "://" in stated else f"https://{stated}"
-    parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_address(endpoint):
         raise ModelError("MODELSCOPE_DOMAIN is no host or address", f"For example {DOMAIN}")
     token = environment.get("MODELSCOPE_API_TOKEN", "").strip()
     usable = token.isascii() and token.isprintable() and " " not in token and token != ""
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    client = ModelScopeClient(endpoint, token if usable and (parts.scheme == "https" or loopback) else None)
+    client = ModelScopeClient(endpoint, token if usable and keeps_secret(endpoint) else None)
     query = urllib.parse.urlencode({"Revision": revision, "Recursive": "true"})
     path = f"api/v1/models/{urllib.parse.quote(repository)}/repo/files?{query}"
     raw = client.get(path, 0, LISTING_LIMIT + 1, ranged=False)
