@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from loadmaster.core.facts import Evidence, Finding, Fix
 from loadmaster.core.flagtable import Flag, flag_history, flag_table
 from loadmaster.core.tables import load_toml
 
+_PIECE = re.compile(r"\w+:[\w.]+")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _UNIT = re.compile(r"^(\d+)([kmg])$", re.IGNORECASE)
 _THOUSAND = {"k": 1000, "m": 1000**2, "g": 1000**3}
 _BINARY = {"K": 1024, "M": 1024**2, "G": 1024**3}
@@ -181,7 +184,7 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
             "flag-value-invalid",
             f"{flag} {problem}",
             evidence=[Evidence("command", case.shown(flag))],
-            fixes=_value_fixes(flag, value),
+            fixes=_value_fixes(case, flag, value, state, ranges.get(flag)),
         )
     for item in case.launch.refused:
         flag = item.text.split()[0] if item.text.strip() else ""
@@ -193,6 +196,7 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
             "flag-value-invalid",
             f"{case.version_words} refuses this: {item.text}",
             evidence=[item],
+            fixes=_value_fixes(case, flag, case.value(flag), table[flag], None) if flag in table else [],
             confidence="certain" if case.version is not None else "likely",
         )
 
@@ -240,11 +244,51 @@ def _not_a_choice(case: LaunchCase, value: Any, state: Flag) -> str | None:
     return f"is {value}, which {who} {'does not take' if case.version else 'takes'}: {shown}"
 
 
-def _value_fixes(flag: str, value: Any) -> list[Fix]:
+def _value_fixes(case: LaunchCase, flag: str, value: Any, state: Flag, bounds: dict[str, Any] | None) -> list[Fix]:
     if isinstance(value, str) and "\\" in value and "{" in value:
         plain = value.replace("\\", "")
         return [Fix("Inside single quotes a backslash stays a backslash: leave it out.", (flag, plain))]
+    if isinstance(value, str) and state.kind in ("json", "json-or-str", "pairs"):
+        whole = quotes_restored(_with_pieces(case, flag, value))
+        if whole is not None:
+            return [Fix("The shell took the quotes off: single quotes around the object keep them.", (flag, whole))]
+    if _out_of_range(value, bounds) is not None:
+        return [Fix("Without it the engine takes its default.", remove=(flag,))]
+    if state.choices and not isinstance(value, dict | list | bool):
+        near = difflib.get_close_matches(str(value).lower(), [str(choice) for choice in state.choices], 1)
+        if near:
+            return [Fix("The nearest that is taken.", (flag, near[0]))]
     return []
+
+
+def _with_pieces(case: LaunchCase, flag: str, value: str) -> str:
+    """The value with the words that a shell made of ``{"a":1,"b":2}`` without quotes: ``a:1 b:2``."""
+    if not _PIECE.fullmatch(value):
+        return value
+    tokens = list(case.launch.raw)
+    start = tokens.index(value) if value in tokens else len(tokens)
+    pieces = []
+    for token in tokens[start:]:
+        if not _PIECE.fullmatch(token):
+            break
+        pieces.append(token)
+    return "{" + ",".join(pieces) + "}"
+
+
+def quotes_restored(text: str) -> str | None:
+    """``{image:2,mode:fast}`` as JSON; None if more than quotes is missing."""
+    if not text.startswith("{"):
+        return None
+
+    def quoted(match: re.Match[str]) -> str:
+        word = match.group()
+        return word if word in ("true", "false", "null") or _NUMBER.fullmatch(word) else json.dumps(word)
+
+    try:
+        whole = json.loads(re.sub(r"[^\s{}\[\]:,\"]+", quoted, text))
+    except (ValueError, RecursionError):
+        return None
+    return json.dumps(whole) if isinstance(whole, dict) and whole else None
 
 
 def _pairs(case: LaunchCase) -> Iterator[Finding]:

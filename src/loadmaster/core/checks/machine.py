@@ -177,15 +177,31 @@ def _port(case: LaunchCase) -> Iterator[Finding]:
     if port is None or port not in case.host.ports_in_use:
         return
     free = next(number for number in range(port + 1, port + 1000) if number not in case.host.ports_in_use)
+    cause = f"Something listens on port {port}{_here(case)}" + (
+        "." if case.has("--port") else ", the engine's default."
+    )
     yield finding(
         "port-in-use",
-        f"Something listens on port {port}" + ("." if case.has("--port") else ", the engine's default."),
+        cause + _elsewhere(case),
         evidence=[*case.evidence("--port"), Evidence("host", f"port {port} is in use")],
+        severity=None if case.host.holds_cards else "note",
+        confidence="certain" if case.host.holds_cards else "possible",
         fixes=[
             Fix("See who it is.", command=f"ss -ltnp 'sport = :{port}'"),
             Fix("Or another port.", ("--port", str(free))),
         ],
     )
+
+
+def _here(case: LaunchCase) -> str:
+    """Words for a fact of this machine where the launch may be meant for another."""
+    return "" if case.host is None or case.host.holds_cards else " on this machine"
+
+
+def _elsewhere(case: LaunchCase) -> str:
+    if case.host is None or case.host.holds_cards:
+        return ""
+    return " It matters only if the launch is meant for this machine: its cards were described, not found here."
 
 
 def _shared_memory(case: LaunchCase) -> Iterator[Finding]:
@@ -201,7 +217,7 @@ def _shared_memory(case: LaunchCase) -> Iterator[Finding]:
         size, words = _DOCKER_SHM, "neither --ipc=host nor --shm-size: docker gives 64 MiB"
     if size is None and (not case.in_container or case.launch.ipc_host) and case.host is not None:
         size, source = case.host.shm_total_bytes, "host"
-        words = f"/dev/shm of {(size or 0) / MIB:,.0f} MiB"
+        words = f"/dev/shm of {(size or 0) / MIB:,.0f} MiB{_here(case)}"
     if size is None or size >= _ENOUGH_SHM:
         return
     docker = case.launch.kind in ("docker-run", "compose")
@@ -212,13 +228,16 @@ def _shared_memory(case: LaunchCase) -> Iterator[Finding]:
         fixes = [Fix("Mount a volume emptyDir with medium: Memory and a sizeLimit at /dev/shm.")]
     else:
         fixes = [Fix("Enlarge it.", command="mount -o remount,size=8G /dev/shm")]
+    cause = f"{ranks} ranks talk through shared memory: their queue alone maps {_QUEUE / MIB:.0f} MiB, NCCL more."
+    described = source == "host" and case.host is not None and not case.host.holds_cards
+    severity: Severity = "error" if size < _QUEUE else "warning"
     yield finding(
         "shm-too-small",
-        f"{ranks} ranks talk through shared memory: their queue alone maps {_QUEUE / MIB:.0f} MiB, NCCL more.",
+        cause + (_elsewhere(case) if described else ""),
         evidence=[Evidence(source, words), *case.evidence("--tensor-parallel-size", "--pipeline-parallel-size")],
         fixes=fixes,
-        severity="error" if size < _QUEUE else "warning",
-        confidence="likely",
+        severity="note" if described else severity,
+        confidence="possible" if described else "likely",
     )
 
 
@@ -230,16 +249,27 @@ def _host_memory(case: LaunchCase) -> Iterator[Finding]:
     wanted = int((offload + (swap if swap is not None else 0.0)) * case.world * GIB)
     if wanted <= 0 or wanted <= 0.9 * total:
         return
+    room = int(0.6 * total / GIB / case.world - (swap or 0.0))
+    fixes = []
+    if swap:
+        fixes.append(Fix("Newer engines do not swap to host memory at all.", remove=("--swap-space",)))
+    if offload and room >= 1:
+        fixes.append(Fix("What the machine has.", ("--cpu-offload-gb", f"{room}")))
+    elif offload:
+        fixes.append(Fix("Keep all weights on the cards.", remove=("--cpu-offload-gb",)))
+    described = not case.host.holds_cards
+    severity: Severity = "error" if wanted > total else "warning"
     yield finding(
         "host-ram-killed",
         f"{wanted / GIB:.0f} GiB of host memory are asked for by {case.world} rank{'s' if case.world > 1 else ''}, "
-        f"the machine has {total / GIB:.0f} GiB.",
+        f"{'this' if described else 'the'} machine has {total / GIB:.0f} GiB." + _elsewhere(case),
         evidence=[
             *case.evidence("--cpu-offload-gb", "--swap-space"),
             Evidence("host", f"memory: {total / GIB:.1f} GiB"),
         ],
-        fixes=[Fix("What the machine has.", ("--cpu-offload-gb", f"{int(0.6 * total / GIB / case.world)}"))],
-        severity="error" if wanted > total else "warning",
+        fixes=fixes,
+        severity="note" if described else severity,
+        confidence="possible" if described else "certain",
     )
 
 

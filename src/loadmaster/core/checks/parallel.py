@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
+from loadmaster.core.argv import with_flags
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Confidence, Evidence, Finding, Fix, GpuFacts, Severity
@@ -17,6 +18,7 @@ _STRICT_TOWERS = frozenset(
     {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe",
      "siglip_vision_model", "siglip2_vision_model", "clip_vision_model", "pixtral"}
 )  # fmt: skip
+_VISIBLE_ENV = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _SAME_SIZE = 0.01  # cards of one kind differ by less than this share of their memory
 
 
@@ -88,13 +90,43 @@ def _card_fixes(case: LaunchCase) -> list[Fix]:
             guess = named.replace(part, ",".join(part))
             fixes.append(Fix(f"{part} is hardly a card; a comma may be missing.", env={"CUDA_VISIBLE_DEVICES": guess}))
             break
+    fixes += _more_cards(case)
     size = _largest_size(case, case.cards // (case.pipeline_parallel * case.data_parallel))
-    if size is not None and size < case.tensor_parallel:
+    if size is not None and size < case.tensor_parallel and not (fixes and _too_small(case, size)):
         fixes.append(Fix("The largest size for these cards.", ("--tensor-parallel-size", str(size))))
     elif case.data_parallel > 1 and case.cards // (case.tensor_parallel * case.pipeline_parallel) >= 1:
         replicas = case.cards // (case.tensor_parallel * case.pipeline_parallel)
         fixes.append(Fix("As many replicas as the cards hold.", ("--data-parallel-size", str(replicas))))
     return fixes
+
+
+def _more_cards(case: LaunchCase) -> list[Fix]:
+    """Cards that the machine may have and the text keeps from the engine."""
+    if case.visible is None or case.visible[0] != case.cards or case.cards < 1:
+        return []
+    if case.gpu_count is not None and case.gpu_count < case.world:
+        return []
+    count = case.world
+    named = next((name for name in _VISIBLE_ENV if case.launch.env.get(name)), None)
+    if named is not None:
+        if case.gpu_count is None:
+            return []
+        listed = ",".join(str(index) for index in range(count))
+        return [Fix("Let the engine see as many cards as it has ranks.", env={named: listed})]
+    words = {
+        "compose": f"count: {count}  (deploy.resources.reservations.devices)",
+        "kubernetes": f"nvidia.com/gpu: {count}  (resources.limits)",
+        "docker-run": f"--gpus {count}",
+    }
+    command = words.get(case.launch.kind)
+    return [Fix(f"Give the container {count} cards.", command=command)] if command else []
+
+
+def _too_small(case: LaunchCase, size: int) -> bool:
+    """Whether so few ranks surely cannot hold the model."""
+    if case.model is None or not case.gpus or case.model.format == "gguf":
+        return False
+    return case.plan(with_flags(case.launch, {"--tensor-parallel-size": size})).fits is False
 
 
 def _largest_size(case: LaunchCase, limit: int) -> int | None:
@@ -130,10 +162,14 @@ def _idle(case: LaunchCase) -> Iterator[Finding]:
         stages = ("--pipeline-parallel-size", str(case.cards))
         fixes.append(Fix("A part of the layers on each: the checkpoint cannot be cut otherwise.", stages))
     fixes.append(Fix("Or let the engine see one card only.", env={"CUDA_VISIBLE_DEVICES": "0"}))
+    sizes = case.evidence("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+    given = " and ".join(item.text for item in sizes)
     yield finding(
         "one-gpu-idle",
-        f"No parallel size is given, so one of {case.cards} cards does all the work.",
-        evidence=[Evidence("command", where)],
+        f"By {given} one of {case.cards} cards does all the work."
+        if given
+        else f"No parallel size is given, so one of {case.cards} cards does all the work.",
+        evidence=[Evidence("command", where), *sizes],
         fixes=fixes,
     )
 
