@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.service.errors import ApiError, ImageError
@@ -29,7 +29,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5), max_leaves=25
 )
-PARTS = st.dictionaries(WORDS, VALUES, max_size=4) | st.fixed_dictionaries(
+PARTS = st.fixed_dictionaries(
     {
         "type": st.sampled_from(
             ["text", "image_url", "input_image", "image", "video_url", "audio_url", "tool_result", "input_audio"]
@@ -49,17 +49,27 @@ PARTS = st.dictionaries(WORDS, VALUES, max_size=4) | st.fixed_dictionaries(
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(PARTS, max_size=3) | VALUES}), max_size=3
 )
-BODIES = st.dictionaries(WORDS, VALUES | MESSAGES, max_size=5) | st.fixed_dictionaries(
-    {"messages": MESSAGES, "input": MESSAGES}
-)
+ANY = st.dictionaries(WORDS, VALUES, max_size=5)
+ONE_PART = st.fixed_dictionaries({"role": st.just("user"), "content": st.lists(PARTS, min_size=1, max_size=2)})
 
 
-@given(route=st.sampled_from(ROUTES), body=BODIES)
-def test_nothing_that_an_engine_would_fetch_passes(route: str, body: dict[str, Any]) -> None:
+@given(route=st.sampled_from(ROUTES), body=ANY | st.fixed_dictionaries({"messages": MESSAGES, "input": MESSAGES}))
+def test_any_object_is_judged_or_refused(route: str, body: dict[str, Any]) -> None:
+    try:
+        assert judge(route, body).places >= 1
+    except ApiError as error:
+        assert error.status == 400
+
+
+@settings(max_examples=300)
+@given(route=st.sampled_from(ROUTES), message=ONE_PART)
+def test_nothing_that_an_engine_would_fetch_passes(route: str, message: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"messages": [message], "input": [message], "prompt": "x"}
     try:
         asked = judge(route, body)
         if asked.conversation is not None and asked.pictures:
-            asyncio.run(_data_urls_only(body[asked.conversation]))
+            with contextlib.suppress(StopIteration):  # it never waits
+                _data_urls_only(body[asked.conversation]).send(None)
     except ApiError as error:
         assert error.status == 400
         return
@@ -68,8 +78,30 @@ def test_nothing_that_an_engine_would_fetch_passes(route: str, body: dict[str, A
     assert asked.places >= 1
     if asked.conversation is not None:
         for part in _parts(body[asked.conversation]):
-            for name in ("image_url", "video_url", "audio_url", "source"):
+            for name in ("image_url", "video_url", "audio_url", "source", "input_audio"):
                 assert URL not in str(part.get(name)), part
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "video_url", "video_url": {"url": URL}},
+        {"type": "audio_url", "audio_url": URL},
+        {"type": "input_audio", "input_audio": {"data": URL, "format": "wav"}},
+        {"type": "image_url", "image_url": {"url": "data:,"}, "video_url": {"url": URL}},
+        {"video_url": {"url": URL}},
+        {"type": "text", "text": "x", "content": [{"type": "image_url", "image_url": {"url": URL}}]},
+        {"type": "file", "file": {"file_data": URL}},
+        {"type": "image", "image": URL},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+    ],
+)
+def test_parts_that_are_refused_unread(part: dict[str, Any]) -> None:
+    for route in (CHAT_ROUTE, "/v1/messages", "/v1/responses", "/tokenize"):
+        with pytest.raises(ApiError):
+            judge(
+                route, {"messages": [{"role": "user", "content": [dict(part)]}], "input": [{"content": [dict(part)]}]}
+            )
 
 
 def _parts(value: Any) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ class Listener:
             "max_line_size": limits.max_header_bytes,
             "max_field_size": limits.max_header_bytes,
             "max_headers": 100,
-            "lingering_time": 1.0,
+            "lingering_time": 5.0,  # a client that still sends its refused body has to see the answer first
             "auto_decompress": False,
             "access_log": None,
             "logger": _log,

@@ -41,6 +41,7 @@ from loadmaster.service.requestrules import Asked, judge, urls_of_pictures
 from loadmaster.service.visitors import HostRules, OriginRules
 
 CHANGES_HEADER = "X-Loadmaster-Changes"
+CLIENT_LEFT = 499  # as nginx counts them; never sent
 OPEN_ROUTES = ("/health", "/ready")
 NAME, MODEL, ORIGIN = web.RequestKey("name", str), web.RequestKey("model", str), web.RequestKey("origin", str)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -381,8 +382,11 @@ def _door(gateway: Gateway) -> Any:
             response = _refuse(error, request)
         except web.HTTPException as error:
             response = _refuse(_of_http(error, gateway), request)
-        except (asyncio.CancelledError, ConnectionError):
-            raise
+        except ConnectionError:
+            # The client went away while its answer was written: nobody reads what is returned here.
+            if request.transport is not None:
+                request.transport.abort()
+            response = web.Response(status=CLIENT_LEFT)
         except Exception:
             # The traceback names code, not values: a request's text or a key must not reach the log.
             _log.error("request %s failed: %s", request[NAME], _places(sys.exc_info()))

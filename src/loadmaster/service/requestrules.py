@@ -36,7 +36,9 @@ _NUMBERS = (
 )
 _COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of")
 
-_TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "tool_reference"))
+_TEXT_PARTS = frozenset(
+    ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_text", "tool_reference")
+)
 _PICTURE_PARTS = frozenset(("image_url", "input_image"))
 _SOUND_AND_FILM = frozenset(("audio_url", "video_url"))
 _ANTHROPIC_PARTS = frozenset(("tool_use", "tool_result", "redacted_thinking", "server_tool_use"))
@@ -200,6 +202,7 @@ def _chat_part(part: object, where: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in _TEXT_PARTS:
         if media:
             raise _refused_part(where, f"a part of type {kind} has no {_words(media)}")
+        _check_flat(part, where)
         if kind == "text" and not isinstance(part.get("text"), str):
             raise invalid("part_invalid", f"{where}.text has to be a text", f"{where}.text")
         return part
@@ -287,7 +290,16 @@ def _parts(parts: list[Any], where: str) -> int:
             raise _refused_part(f"{here}.content", "has to be a text or a list")
         elif kind not in _TEXT_PARTS and kind not in _ANTHROPIC_PARTS:
             raise _refused_part(here, f"parts of type {kind[:40]!r} are not taken")
+        else:
+            _check_flat(part, here)
     return pictures
+
+
+def _check_flat(part: dict[str, Any], where: str) -> None:
+    """Only a tool's result holds parts of its own."""
+    for name in ("content", "output"):
+        if isinstance(part.get(name), (list, dict)):
+            raise _refused_part(f"{where}.{name}", "has to be a text")
 
 
 def _check_source(source: object, where: str) -> None:
