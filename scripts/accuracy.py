@@ -179,6 +179,10 @@ def page(rows: list[Row], runs: list[dict[str, Any]]) -> str:
         "of activations) stands for itself; the measured constants in `core/data/calibration.toml` draw on several of",
         "these runs together, so for them the page shows consistency, not prediction.",
         "",
+        "How far the allocator grows depends on the pictures that come before the largest. `peak` is the plan's figure,",
+        "which expects one of half the area first; `peak range` asks whether the reading lies within its low and high;",
+        "`peak, its pictures` replays the pictures that the run sent, in their order.",
+        "",
         "| comparison | limit | within |",
         "| --- | --- | --- |",
     ]
