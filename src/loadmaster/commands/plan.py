@@ -12,7 +12,7 @@ import click
 from loadmaster.commands.options import FlagsAfterDashes, engine_version_option, json_option, token_count
 from loadmaster.commands.reading import engine_facts, read_engine_cards, read_launch, read_model
 from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, Failure
-from loadmaster.terminal import file_errors, terminal_paint, terminal_width, write_result
+from loadmaster.terminal import terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
     from loadmaster.core.facts import EngineFacts, LaunchArgs, LoadSheet, ModelFacts
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "svg_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also draw the load sheet into FILE.",
+    help="Also draw the load sheet into FILE; - for standard output, instead of the text.",
 )
 @json_option
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM FLAGS]")
@@ -67,6 +67,8 @@ def plan(
 
     Flags of 'vllm serve' follow after --, exactly as you would give them to vLLM.
     """
+    if as_json and str(svg_file) == "-":
+        raise Failure("--json and --svg - both write to standard output", "give --svg a file")
     if not wanted and any(value is not None for value in (context, concurrency, max_image_pixels)):
         raise Failure("--context, --concurrency and --max-image-pixels are wishes for --recommend", "add --recommend")
     facts = read_model(model, projector=projector, allow_known=True)
@@ -77,11 +79,11 @@ def plan(
         sheet = host_sheet(facts, gpu_spec, flags, facts_engine)
     else:
         sheet = gpu_sheet(facts, model, gpu_spec, flags, facts_engine, wanted, context, concurrency, max_image_pixels)
-    if svg_file is not None:
+    if svg_file is not None and str(svg_file) == "-":
         from loadmaster.render.svg import sheet_svg
 
-        with file_errors(svg_file):
-            svg_file.write_text(sheet_svg(sheet), encoding="utf-8")
+        write_result(sheet_svg(sheet))
+        sys.exit({True: OK, False: PROBLEM, None: COULD_NOT_TELL}[sheet.fits])
     if as_json:
         from loadmaster.render.documents import encode, plan_document
 
@@ -90,7 +92,21 @@ def plan(
         from loadmaster.render.sheet import sheet_text
 
         write_result(sheet_text(sheet, terminal_width(), terminal_paint()) + "\n")
+    if svg_file is not None:
+        write_drawing(sheet, svg_file)
     sys.exit({True: OK, False: PROBLEM, None: COULD_NOT_TELL}[sheet.fits])
+
+
+def write_drawing(sheet: LoadSheet, path: Path) -> None:
+    """The drawn sheet as a file. What cannot be written says nothing of the plan, so it has another exit code."""
+    from loadmaster.edge.regularfile import write_text
+    from loadmaster.render.svg import sheet_svg
+
+    try:
+        write_text(path, sheet_svg(sheet))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise Failure(f"cannot write {path}: {reason}", "the sheet itself is above") from None
 
 
 def gpu_sheet(

@@ -115,8 +115,10 @@ def _finish(report: Report, html: Path | None, as_json: bool) -> None:
         from datetime import datetime
 
         when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        from loadmaster.edge.regularfile import write_text
+
         with file_errors(html):
-            html.write_text(report_html(report, when), encoding="utf-8")
+            write_text(html, report_html(report, when))
     if as_json:
         write_result(encode(report_document(report)))
     else:
@@ -126,8 +128,10 @@ def _finish(report: Report, html: Path | None, as_json: bool) -> None:
 def _key(path: Path | None) -> str | None:
     if path is None:
         return None
+    from loadmaster.edge.regularfile import open_to_read
+
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             lines = file.read(_KEY_LIMIT_BYTES).decode("utf-8", "strict").split("\n")
     except OSError as error:
         raise Failure(f"cannot read the key in {path}: {error.strerror}") from None

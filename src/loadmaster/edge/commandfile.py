@@ -22,6 +22,7 @@ from loadmaster.core.commands.settingsfile import is_settings, read_settings
 from loadmaster.core.commands.text import read_shell_text
 from loadmaster.core.commands.units import is_supervisor, is_systemd, read_supervisor, read_systemd, supervisor_launches
 from loadmaster.core.facts import Evidence, LaunchArgs
+from loadmaster.edge.regularfile import open_to_read
 
 __all__ = ["CommandError", "read_command", "read_command_file"]
 
@@ -58,10 +59,11 @@ def read_command_file(path: str | Path, *, engine_version: str | None = None, se
     """The launch in a file. Raises :class:`CommandError`, also when the file cannot be read."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             raw = file.read(8_000_001)
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror or error}", "give the path of a text file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"cannot read {path}: {reason}", "give the path of a text file") from None
     if len(raw) > 8_000_000:
         raise CommandError(f"{path} has more than 8 MB, so it is no command", "give the command alone")
     return read_command(_decoded(raw, path), path.name, engine_version=engine_version, service=service)

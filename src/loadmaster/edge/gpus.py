@@ -23,6 +23,7 @@ from loadmaster.core.gputable import (
     parse_gpu_spec,
     typical_driver_reserve,
 )
+from loadmaster.edge.regularfile import open_to_read
 
 __all__ = ["GpuSpecError", "read_nvml", "read_recording", "record", "resolve_gpus"]
 
@@ -79,7 +80,7 @@ def read_recording(path: Path) -> tuple[GpuFacts, ...]:
     """
     hint = "make one with: loadmaster gpus --json > cards.json"
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             raw = file.read(RECORDING_LIMIT_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

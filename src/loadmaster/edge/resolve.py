@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadmaster.core.integrity import Origin
+from loadmaster.edge.regularfile import kind_of
 from loadmaster.edge.source import LocalSource, ModelError, ModelSource
 
 _NAME = re.compile(
@@ -56,6 +57,9 @@ def repository_name(text: str) -> tuple[str, str | None]:
 
 def _local(path: Path, is_directory: bool) -> ModelSource | Path:
     if not is_directory:
+        kind = kind_of(path)
+        if kind is not None:
+            raise ModelError(f"{path} is {kind}, not a file or directory", "Give the directory that holds config.json")
         if path.suffix.lower() == ".gguf":
             return path
         path = path.parent
