@@ -458,8 +458,13 @@ class Server:
             self.running -= 1
             work.cancel()
             gone.cancel()
-        if not gone.cancelled() and gone.done():
-            raise ConnectionResetError("the client left")
+            # a reader that is cancelled and not awaited takes the next one's wake-up with it
+            await asyncio.gather(gone, return_exceptions=True)
+        if not gone.cancelled():
+            byte = gone.result()
+            if not byte:
+                raise ConnectionResetError("the client left")
+            vars(reader)["_buffer"][:0] = byte  # the next request has begun
 
     async def _answer(self, chat: bool, request: dict[str, Any], prompt: str, writer: asyncio.StreamWriter) -> None:
         switches = self.switches
