@@ -19,7 +19,7 @@ from loadmaster.engines.base import EngineCommand, Progress
 from loadmaster.engines.command import CommandEngine
 from loadmaster.service import enginestate
 from loadmaster.service.backoff import begin_after, failures_after, wait_s
-from loadmaster.service.enginestate import EngineState, read_state, write_state
+from loadmaster.service.enginestate import EngineState, Pid, read_state, write_state
 from loadmaster.service.keywords import without_key
 from loadmaster.service.outputs import Outputs, secret_values
 from loadmaster.service.places import Busy, Places, locked
@@ -187,6 +187,27 @@ def test_a_port_is_kept_while_it_is_free_and_never_the_gateways(
         assert chosen > port
         assert remembered_port(places) == chosen
     assert choose_port(places, deployment) == chosen  # the gateway knows it, though the first one is free now
+
+
+def test_a_port_that_another_deployment_waits_for_is_stepped_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOADMASTER_HOME", str(tmp_path))
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port = trial.getsockname()[1]
+    first, second = Places.of("first"), Places.of("second")
+    chosen: list[int] = []
+    for places in (first, second):
+        places.make()
+        engine = EngineSection(kind="command", command=["x"], port=port)
+        chosen.append(choose_port(places, Deployment(name=places.name, model="m", engine=engine)))
+        if places is first:  # it loads, and does not listen yet
+            write_state(first.engine, EngineState(state="loading", runner=Pid.of(os.getpid())))
+    assert chosen[0] == port
+    assert port < chosen[1] < port + 1000
+    second.backend_port.write_text(str(port))  # both chose at the same moment
+    assert port < choose_port(second, Deployment(name="second", model="m", engine=engine)) < port + 1000
 
 
 def test_a_port_among_vllms_own_flags_wins() -> None:

@@ -379,16 +379,17 @@ def status(name: str | None, as_json: bool) -> None:
 def logs(name: str, follow: bool, web: bool, lines: int) -> None:
     """The log of the engine and of what supervises it."""
     from loadmaster.edge.logfile import LogFile
+    from loadmaster.render.visible import visible_log
 
     places = _found(name)
     path = places.web_log if web else places.backend_log
     if not path.exists() and not follow:
         raise Failure(f"there is no log yet at {path}", f"loadmaster up {name}", PROBLEM)
     following = LogFile(path, from_end=True)
-    write_result(_last_lines(path, lines))
+    write_result(visible_log(_last_lines(path, lines)))
     while follow:
         for text in following.new_lines():
-            write_result(text + "\n")
+            write_result(visible_log(text) + "\n")
         time.sleep(0.2)
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from loadmaster.render.visible import visible
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,7 +25,7 @@ def status_text(status: Status) -> str:
     if status.left_over:
         rows.append(("left over", ", ".join(str(pid) for pid in status.left_over)))
     width = max(len(label) for label, _ in rows) + 2
-    return f"{status.name}\n" + "\n".join(f"  {label:{width}}{text}" for label, text in rows)
+    return f"{status.name}\n" + "\n".join(f"  {label:{width}}{visible(text)}" for label, text in rows)
 
 
 def status_table(statuses: Sequence[Status]) -> str:
@@ -31,7 +33,7 @@ def status_table(statuses: Sequence[Status]) -> str:
     rows = [("NAME", "STATE", "FOR", "GATEWAY", "MESSAGE")]
     for one in statuses:
         gateway = one.gateway.url or "-"
-        rows.append((one.name, one.state, duration(one.seconds), gateway, one.message))
+        rows.append((one.name, one.state, duration(one.seconds), gateway, visible(one.message)))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]).rstrip() for row in rows

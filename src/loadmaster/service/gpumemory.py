@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from loadmaster.core.facts import GIB, GpuFacts, GpuProcess, LoadSheet
 from loadmaster.edge.gpus import GpuSpecError, read_nvml
-from loadmaster.edge.process import read_process
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
@@ -58,7 +57,6 @@ def shortages(wanted: dict[int, int], cards: Sequence[GpuFacts]) -> tuple[Shorta
 
 
 def _holder(process: GpuProcess) -> str:
-    known = read_process(process.pid)
-    name = process.name or (known.name if known is not None else None)
+    # the name is the driver's: in a container its process numbers are not those seen here
     used = f" ({process.used_bytes / GIB:.2f} GiB)" if process.used_bytes is not None else ""
-    return f"process {process.pid}{f' {name}' if name else ''}{used}"
+    return f"process {process.pid}{f' {process.name}' if process.name else ''}{used}"

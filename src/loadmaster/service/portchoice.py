@@ -16,6 +16,7 @@ from loadmaster.service.places import Busy, Places, locked
 
 _LOCK_WAIT_S = 10.0
 HOST = "127.0.0.1"
+_FIRST_OPEN = 1024  # below, only the administrator may listen
 
 
 def choose_port(places: Places, deployment: Deployment) -> int:
@@ -25,16 +26,13 @@ def choose_port(places: Places, deployment: Deployment) -> int:
     """
     with _alone():
         taken = {deployment.gateway.port, *_promised(places)}
-        first = deployment.engine.port
         remembered = remembered_port(places)
-        # the gateway knows the port of the last start; it is kept if it can be
-        for begin in (remembered, first, 1024):
-            if begin is None:
-                continue
-            port = next_free(HOST, begin, taken) if begin != remembered else _if_free(begin, taken)
+        if remembered is not None and remembered not in taken and is_free(HOST, remembered):
+            return remembered  # the gateway knows it
+        for first in (deployment.engine.port, _FIRST_OPEN):
+            port = next_free(HOST, first, taken)
             if port is not None:
-                if port != remembered:
-                    write_file(places.backend_port, str(port).encode())
+                write_file(places.backend_port, str(port).encode())
                 return port
     raise EngineError("no port is free")
 
@@ -69,10 +67,6 @@ def listening_port(deployment: Deployment, port: int) -> int:
         return port
     given = parse_argv(["vllm", "serve", deployment.model, *section.flags]).flags.get("--port")
     return given if isinstance(given, int) and 0 < given < 65536 else port
-
-
-def _if_free(port: int, taken: set[int]) -> int | None:
-    return port if port not in taken and is_free(HOST, port) else None
 
 
 def _promised(places: Places) -> set[int]:
