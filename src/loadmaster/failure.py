@@ -17,6 +17,8 @@ class Failure(Exception):
         self.exit_code = exit_code
 
     def show(self) -> None:
-        click.echo(f"error: {self.message}", err=True)
+        from loadmaster.render.visible import visible
+
+        click.echo(f"error: {visible(self.message, lines=True)}", err=True)
         if self.hint:
-            click.echo(f"hint: {self.hint}", err=True)
+            click.echo(f"hint: {visible(self.hint, lines=True)}", err=True)

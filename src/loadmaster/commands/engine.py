@@ -92,8 +92,10 @@ def _end_like_an_interrupt() -> None:
 
 def _report(line: str) -> None:
     """What pip says, without what it says of each wheel that is there already."""
+    from loadmaster.render.visible import visible_log
+
     if line.strip() and not line.startswith(("Requirement already", "  ", "version ")):
-        click.echo(f"  {line[:200]}", err=True)
+        click.echo(f"  {visible_log(line[:200])}", err=True)
 
 
 def chosen_release(version: str | None, model: str | None, python: str) -> str:

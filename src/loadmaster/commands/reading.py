@@ -33,10 +33,11 @@ def read_model(
     except ModelError as error:
         if allow_known and "/" in name and not Path(name).expanduser().exists():
             from loadmaster.core.knownmodels import known_model
+            from loadmaster.render.visible import visible
 
             known = known_model(name)
             if known is not None:
-                click.echo(f"{error}; planning from the table of public models", err=True)
+                click.echo(f"{visible(str(error))}; planning from the table of public models", err=True)
                 return known
         if misspelt_path(name):
             raise Failure(f"there is no {name} here", f"{error}; {error.hint}" if error.hint else str(error)) from None

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from loadmaster.core.facts import GpuFacts
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.units import gib
+from loadmaster.render.visible import shown
 
 
 def cards_text(cards: Sequence[GpuFacts], paint: Paint = plain) -> str:
     """One paragraph a card; what is unknown is said to be."""
-    return "\n\n".join(_card(card, paint) for card in cards)
+    return "\n\n".join(_card(card, paint) for card in shown(cards, lines=False))
 
 
 def _card(card: GpuFacts, paint: Paint) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.deploymentfile import setting_keys, setting_value
 from loadmaster.core.secrets import hide_in_environment, hide_in_text, hide_in_words
+from loadmaster.render.visible import shown, visible
 
 
 def shown_value(deployment: Deployment, key: str) -> Any:
@@ -31,11 +32,13 @@ def config_document(deployment: Deployment, origins: Mapping[str, str], path: st
 
 def config_text(deployment: Deployment, origins: Mapping[str, str], path: str, width: int) -> str:
     """The file's path, then one line a value: key, value, origin (a line is one of that file)."""
-    rows = [(key, _words(shown_value(deployment, key)), _short(origins[key])) for key in setting_keys()]
+    rows = [
+        (key, visible(_words(shown_value(deployment, key))), visible(_short(origins[key]))) for key in setting_keys()
+    ]
     left = max(len(key) for key, _, _ in rows) + 2
     right = max(len(origin) for _, _, origin in rows)
     middle = max(width - left - right - 2, 20)
-    lines = [path, ""]
+    lines = [visible(path), ""]
     for key, value, origin in rows:
         # texts that cannot be broken reach below the origin's column rather than into the next line
         first, *others = textwrap.wrap(value, middle, break_long_words=False, break_on_hyphens=False) or [""]
@@ -72,6 +75,7 @@ class ListedDeployment(Struct, frozen=True, kw_only=True):
 
 def list_text(listed: Sequence[ListedDeployment], collisions: Sequence[str]) -> str:
     """Deployments side by side, those with an unreadable configuration and the colliding ports below."""
+    listed, collisions = shown(listed, lines=False), shown(collisions)
     header = ("name", "engine", "model", "gpus", "gateway", "engine port")
     rows = [header]
     for entry in listed:

@@ -10,6 +10,7 @@ from loadmaster.core.facts import Finding, LaunchArgs
 from loadmaster.render.findings import findings_text, summary
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
+from loadmaster.render.visible import shown
 
 
 def check_text(
@@ -21,6 +22,7 @@ def check_text(
     paint: Paint = plain,
 ) -> str:
     """What was understood, the findings, what was not checked, and the verdict last."""
+    launch, findings, not_checked = shown(launch, lines=False), shown(findings), shown(not_checked)
     blocks = [_launch(launch, paint)]
     if findings:
         blocks.append(findings_text(findings, width, paint))

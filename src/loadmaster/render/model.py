@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from loadmaster.core.facts import ModelFacts
 from loadmaster.render.findings import findings_text, summary
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.units import count, parameters, size
+from loadmaster.render.visible import shown
 
 _FILES_SHOWN = 12
 
 
 def model_text(model: ModelFacts, width: int = 80, paint: Paint = plain, all_files: bool = False) -> str:
+    model = structs.replace(shown(model, lines=False), findings=shown(model.findings))
     blocks = [_head(model, paint)]
     if model.parts:
         blocks.append(_parts(model, paint))

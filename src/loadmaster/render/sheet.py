@@ -7,11 +7,14 @@ import shlex
 from collections.abc import Sequence
 from itertools import groupby
 
+from msgspec import structs
+
 from loadmaster.core.facts import Change, Component, GpuLoad, ImagePlan, KvCache, LoadSheet, Settings
 from loadmaster.render.findings import findings_text
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.units import bare_gib, count, gib, parameters, pixels, plural
+from loadmaster.render.visible import shown
 
 # Order from the bottom of the card to the top, the letter in the bar, and its colour.
 COMPONENTS: dict[str, tuple[str, str]] = {
@@ -36,6 +39,7 @@ _VERDICT = {
 
 def sheet_text(sheet: LoadSheet, width: int = 80, paint: Paint = plain) -> str:
     """The whole load sheet; the verdict is its last paragraph."""
+    sheet = structs.replace(shown(sheet), launch=shown(sheet.launch, lines=False))
     blocks = [_head(sheet, width, paint)]
     for loads in alike(sheet.gpus):
         blocks.append(_card(loads, width, paint))

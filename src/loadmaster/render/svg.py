@@ -7,6 +7,7 @@ from html import escape
 from loadmaster.core.facts import GpuLoad, KvCache, LoadSheet
 from loadmaster.render.sheet import alike, engine_line, ordered
 from loadmaster.render.units import bare_gib, gib
+from loadmaster.render.visible import shown
 
 _COLOURS = {
     "context": "#8a8f98",
@@ -27,6 +28,7 @@ _VERDICT = {True: ("fits", "#2e7d46"), False: ("does not fit", "#b3382c"), None:
 
 def sheet_svg(sheet: LoadSheet) -> str:
     """An SVG document; one bar and legend for each kind of card, the card's end marked. Figures are GiB."""
+    sheet = shown(sheet, lines=False)
     body: list[str] = []
     title = ", ".join(part for part in (sheet.model.architecture, sheet.model.quantization) if part)
     y = _MARGIN + 14

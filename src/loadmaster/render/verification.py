@@ -7,6 +7,7 @@ from html import escape
 from loadmaster.core.verification import Report, Step, counts
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
+from loadmaster.render.visible import shown
 
 _MARKS = {"passed": ("ok", "green"), "failed": ("FAILED", "red"), "not_applicable": ("-", "dim")}
 _WEAK = ("weak", "yellow")  # a control that failed says something about the model, not about the service
@@ -43,6 +44,7 @@ def verdict_words(report: Report) -> str:
 
 def step_line(step: Step, width: int, paint: Paint = plain) -> str:
     """One step on one or several lines, ended by a line end."""
+    step = shown(step)
     mark, style = _WEAK if step.control and step.status == "failed" else _MARKS[step.status]
     head = f"{paint(mark.rjust(_MARK), style)}  {step.name.ljust(_NAME)}{_seconds(step).rjust(_SECONDS)}  "
     indent = " " * (_MARK + 2 + _NAME + _SECONDS + 2)
@@ -51,6 +53,7 @@ def step_line(step: Step, width: int, paint: Paint = plain) -> str:
 
 def report_summary(report: Report, width: int, paint: Paint = plain) -> str:
     """The last lines: how many steps, and what it adds up to."""
+    report = shown(report)
     found = counts(report.steps)
     weak = sum(step.control and step.status == "failed" for step in report.steps)
     numbers = f"{found['passed']} passed, {found['failed'] - weak} failed"
@@ -66,6 +69,7 @@ def report_summary(report: Report, width: int, paint: Paint = plain) -> str:
 
 def report_text(report: Report, width: int, paint: Paint = plain) -> str:
     """The whole report for a terminal."""
+    report = shown(report)
     head = f"{report.url}\nmodel {report.model or 'unknown'}\n\n"
     return (
         head
@@ -78,6 +82,7 @@ def report_text(report: Report, width: int, paint: Paint = plain) -> str:
 def report_html(report: Report, when: str) -> str:
     """A page of its own: no script, nothing to load. ``when``: the time of the proof, as it is to be shown."""
     kind = {True: ("ok", "Passed"), False: ("bad", "Failed"), None: ("none", "Could not tell")}[report.ok]
+    report = shown(report)
     found = counts(report.steps)
     rows = "\n".join(_row(step) for step in report.steps)
     notes = "".join(f"<p>Note: {escape(note)}</p>\n" for note in report.notes)
