@@ -44,7 +44,10 @@ def test_the_first_case_gets_the_whole_context_with_graphs_and_a_pixel_cap(versi
     changed = {change.flag: change for change in sheet.launch.changed}
     assert changed["--max-model-len"].from_ == 4096
     assert changed["--enforce-eager"].to is False
-    assert all("GiB" in change.why or "MiB" in change.why for change in sheet.launch.changed)
+    assert changed["--trust-remote-code"].why.startswith("not needed: ")
+    assert changed["--max-model-len"].default is None  # it was given
+    for change in sheet.launch.changed:
+        assert change.flag == "--trust-remote-code" or "GiB" in change.why or "MiB" in change.why
     assert max(sheet.gpus[0].peak_high_bytes.values()) <= 24 * GIB
 
 
@@ -68,7 +71,7 @@ def test_a_recommendation_holds_when_it_is_planned_again(
     model, gpus = MODELS[name], cards(*sizes)
     sheet = best(model, gpus, "", version, context=context, concurrency=concurrency, max_image_pixels=pixels)
     replanned = again(sheet, model, gpus)
-    assert replanned.fits == sheet.fits
+    assert replanned.fits == sheet.fits or (sheet.unmet and replanned.fits is True and sheet.fits is False)
     assert [load.peak_bytes for load in replanned.gpus] == [load.peak_bytes for load in sheet.gpus]
     assert replanned.kv_cache == sheet.kv_cache
     if sheet.fits is True and sheet.settings is not None:
@@ -89,14 +92,76 @@ def test_wishes_are_kept() -> None:
 
 def test_a_wish_without_room_is_said() -> None:
     sheet = best(MOE_35B, cards(24, 24), context=262144, concurrency=16)
+    assert sheet.fits is False  # the launch fits, and is not what was asked for
+    assert again(sheet, MOE_35B, cards(24, 24)).fits is True
+    assert [note for note in sheet.unmet if "16 requests of 262,144 tokens have no room at once" in note]
+    assert set(sheet.unmet) <= set(sheet.notes)
+
+
+def test_a_context_beyond_the_model_is_refused_in_words() -> None:
+    sheet = best(MOE_35B, cards(24, 24), context=500000)
+    assert sheet.fits is False
+    assert sheet.settings is not None and sheet.settings.max_model_len == 262144
+    assert sheet.unmet == ("a context of 500,000 tokens was asked for, 262,144 are reached",)
+    assert "context-beyond-model" in {item.code for item in sheet.findings}
+
+
+def test_a_picture_beyond_the_processor_is_said() -> None:
+    sheet = best(MOE_35B, cards(24, 24), max_image_pixels=20_000_000)
     assert sheet.fits is True
-    assert any("16 requests of 262,144 tokens have no room at once" in note for note in sheet.notes)
+    assert any("20,000,000 pixels was asked for" in note and "16,777,216" in note for note in sheet.notes)
+
+
+def test_a_picture_raises_the_context_unless_that_is_fixed_by_a_wish() -> None:
+    whole = best(MOE_35B, cards(24, 24), "--max-model-len 4096", max_image_pixels=4096**2)
+    assert whole.fits is True and whole.settings is not None and whole.images is not None
+    assert (whole.settings.max_model_len or 0) >= 16384 + 32
+    assert whole.images.largest_size == (4096, 4096)
+    fixed = best(MOE_35B, cards(24, 24), context=4096, max_image_pixels=4096**2)
+    assert fixed.fits is False
+    assert fixed.unmet[0].startswith("a picture of 16,777,216 pixels was asked for: it is 16,384 tokens")
+
+
+def test_requests_that_are_asked_for_cost_no_picture() -> None:
+    few = best(MOE_35B, cards(24, 24), concurrency=4)
+    many = best(MOE_35B, cards(24, 24))
+    assert few.settings is not None and many.settings is not None
+    assert few.settings.max_num_seqs == 4
+    most = 4096**2
+    assert (few.settings.max_pixels or most) >= (many.settings.max_pixels or most)
+
+
+def test_a_change_of_a_default_names_it() -> None:
+    changed = {change.flag: change for change in best(MOE_35B, cards(24, 24)).launch.changed}
+    assert (changed["--gpu-memory-utilization"].from_, changed["--gpu-memory-utilization"].default) == (None, 0.92)
+    assert (changed["--tensor-parallel-size"].from_, changed["--tensor-parallel-size"].default) == (None, 1)
+
+
+def test_refused_flags_are_dropped_with_the_reason() -> None:
+    flags = "--gpu-memory-utilization 95 --max-modle-len 5 --max-num-seqs 0"
+    sheet = best(MOE_35B, cards(24, 24), flags)
+    assert sheet.fits is True
+    dropped = {change.flag: change for change in sheet.launch.changed if change.to is False}
+    assert set(dropped) >= {"--gpu-memory-utilization", "--max-modle-len", "--max-num-seqs"}
+    assert "must be above 0" in dropped["--gpu-memory-utilization"].why
+    assert "--max-modle-len" not in sheet.launch.argv
+    assert again(sheet, MOE_35B, cards(24, 24)).fits is True
+
+
+def test_what_cannot_succeed_says_so_with_numbers_and_what_would_do() -> None:
+    one = best(MOE_35B, cards(24))
+    assert one.fits is False
+    assert "no settings make this launch fit on 1 card of 24.00 GiB: weights take 22.40 GiB" in one.notes[0]
+    assert "what would do: 2 cards of 24 GiB" in one.notes[0]
+    fixed = best(MOE_35B, cards(24, 24), "--tensor-parallel-size 1")
+    assert fixed.fits is False
+    assert "what would do: 2 of the 2 cards, where 1 is given" in fixed.notes[0]
 
 
 def test_nothing_fits_one_card() -> None:
     sheet = best(MOE_35B, cards(24), ARTICLE)
     assert sheet.fits is False
-    assert [change.flag for change in sheet.launch.changed] == ["--tensor-parallel-size"]
+    assert [change.flag for change in sheet.launch.changed] == ["--trust-remote-code", "--tensor-parallel-size"]
     assert "no-kv-memory" in {item.code for item in sheet.findings}
 
 

@@ -520,13 +520,14 @@ class GpuLoad(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True):
-    """One flag that a recommendation set. ``from_`` is spelt ``from`` in JSON; None: was not given."""
+    """One flag that a recommendation set, or dropped (``to`` False). ``from_`` is ``from`` in JSON; None: not given."""
 
     flag: str
     to: Any
     why: str
     from_: Any = field(default=None, name="from")
     bytes: int | None = None  # what the change frees (positive) or costs (negative) on the tightest card
+    default: Any = None  # what the engine takes where the flag was not given
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
@@ -556,4 +557,5 @@ class LoadSheet(Struct, frozen=True, kw_only=True):
     images: ImagePlan | None = None
     settings: Settings | None = None
     notes: tuple[str, ...] = ()
+    unmet: tuple[str, ...] = ()  # wishes of a recommendation that its launch does not meet, in words
     schema: int = 1

@@ -12,8 +12,11 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from loadmaster.core.argv import with_flags
-from loadmaster.core.facts import Change, EngineFacts, GpuFacts, LaunchArgs, LaunchPlan, LoadSheet, ModelFacts
+from loadmaster.core.argv import parse_argv, with_flags
+from loadmaster.core.checks.case import LaunchCase
+from loadmaster.core.checks.catalogue import order
+from loadmaster.core.cleaning import cleaned
+from loadmaster.core.facts import Change, EngineFacts, Fix, GpuFacts, LaunchArgs, LaunchPlan, LoadSheet, ModelFacts
 from loadmaster.core.pictures import TEXT_AROUND, picture_rules
 from loadmaster.core.remedy import fewer_bits, more_cards, with_fixes
 from loadmaster.core.replanning import (
@@ -26,9 +29,11 @@ from loadmaster.core.replanning import (
     picture_cap,
     serving_peak,
 )
+from loadmaster.core.review import review, reviewed
 from loadmaster.core.settings import model_context
 from loadmaster.core.sheet import Plan
 from loadmaster.core.verdict import gib
+from loadmaster.core.wishes import Wishes, unmet, within_model
 
 _SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _SIDES = (4096, 3584, 3072, 2560, 2048, 1792, 1536, 1280, 1024, 768, 512, 384, 256)
@@ -60,24 +65,32 @@ def recommend(
     result names each flag that was set, with its reason in bytes. When nothing fits, the launch as given is
     returned with its findings, on as many cards as it can use.
     """
-    case = Case(model, tuple(gpus), launch, engine)
-    search = _Search(case, context, concurrency, max_image_pixels)
+    asked = Wishes(context=context, concurrency=concurrency, pixels=max_image_pixels)
+    granted = within_model(asked, model)
+    clean, dropped = cleaned(LaunchCase(launch, model, gpus, engine, None))
+    case = Case(model, tuple(gpus), clean, engine)
+    search = _Search(case, granted.wishes)
     best = search.run()
-    notes: tuple[str, ...] = ()
     if search.strict and best.sheet.fits is not True:
         search.strict = False
         best = search.run()
-        cache = best.plan.kv_cache
-        if best.sheet.fits is True and cache is not None and cache.max_concurrency is not None:
-            notes = (
-                f"{concurrency} requests of {best.plan.settings.max_model_len:,} tokens have no room at once: "
-                f"the cache holds {cache.max_concurrency:.1f} of them, shorter ones run together",
-            )
-    return _with_changes(case, best, search.reasons(best), notes)
+    sheet = _with_changes(case, best, (*dropped, *search.reasons(best)))
+    sheet = structs.replace(
+        sheet, findings=order([*granted.findings, *sheet.findings]), notes=(*granted.notes, *sheet.notes)
+    )
+    final = parse_argv(sheet.launch.argv, engine_version=engine.version, env=clean.env)
+    sheet = reviewed(sheet, review(LaunchCase(final, model, gpus, engine, None)), model)
+    missed = unmet(structs.replace(asked, pixels=granted.wishes.pixels), sheet, model)
+    if not missed:
+        return sheet
+    # A launch that fits is not what was asked for.
+    fits = False if sheet.fits is True else sheet.fits
+    return structs.replace(sheet, fits=fits, unmet=missed, notes=(*missed, *sheet.notes))
 
 
 class _Search:
-    def __init__(self, case: Case, context: int | None, concurrency: int | None, pixels: int | None) -> None:
+    def __init__(self, case: Case, wishes: Wishes) -> None:
+        context, concurrency, pixels = wishes.context, wishes.concurrency, wishes.pixels
         self.case = case
         self.settings = case.settings
         self.concurrency = concurrency
@@ -183,7 +196,8 @@ class _Search:
         """
         sequences = self.concurrency or min(floor[0], self.settings.max_num_seqs)
         pixels = self._pixels(floor[1])
-        length = max(SHORTEST_CONTEXT, (pixels or 0) // (self.unit * self.unit) + TEXT_AROUND)
+        least = (pixels or 0) // (self.unit * self.unit) + TEXT_AROUND
+        length = max(SHORTEST_CONTEXT, -(-least // _LENGTH_STEP) * _LENGTH_STEP)
         found = self._fit(changes, length, sequences, pixels)
         if found is None:
             return None
@@ -239,6 +253,28 @@ class _Search:
             plan, sheet = self.case.with_changes(changes)
         return _Try(changes, plan, sheet) if sheet.fits is True and self._enough_at_once(plan) else None
 
+    def _planned(self, changes: dict[str, Any]) -> _Try | None:
+        plan, sheet = self.case.with_changes(changes)
+        return _Try(changes, plan, sheet) if sheet.fits is True and self._enough_at_once(plan) else None
+
+    def _with_share(self, changes: dict[str, Any]) -> _Try | None:
+        """As planned, else with a smaller share of the card, as long as the requests asked for have a usual length:
+        a cache for more requests than that is worth less than a larger picture."""
+        for _ in range(3):
+            plan, sheet = self.case.with_changes(changes)
+            if sheet.fits is True:
+                break
+            share = other_share(plan, sheet, self.concurrency or 1)
+            now = plan.settings.gpu_memory_utilization
+            if share is None or share["--gpu-memory-utilization"] >= now:
+                return None
+            changes = changes | share
+        if sheet.fits is not True or not self._enough_at_once(plan) or plan.kv_cache is None:
+            return None
+        length = plan.settings.max_model_len or 0
+        held = (plan.kv_cache.max_concurrency or 0) * length
+        return _Try(changes, plan, sheet) if held >= (self.concurrency or 1) * min(length, _LONG_ENOUGH) else None
+
     def _enough_at_once(self, plan: Plan) -> bool:
         if self.concurrency is None or not self.strict:
             return True
@@ -259,9 +295,9 @@ class _Search:
             changes.pop("--mm-processor-kwargs", None)
             if areas[middle] < self.most_pixels:
                 changes |= picture_cap(self.case.launch, areas[middle])
-            plan, sheet = self.case.with_changes(changes)
-            if sheet.fits is True and self._enough_at_once(plan):
-                best, high = _Try(changes, plan, sheet), middle
+            wider = self._with_share(changes) if self.concurrency is not None else self._planned(changes)
+            if wider is not None:
+                best, high = wider, middle
             else:
                 low = middle + 1
         return best
@@ -280,7 +316,10 @@ class _Search:
             plan, sheet = self.case.with_changes(without)
             freed = serving_peak(sheet) - serving_peak(best.sheet)
             why = self._why(flag, value, best, plan, sheet, freed)
-            changes.append(Change(flag, False if value is None else value, why, before, freed))
+            default = (
+                getattr(self.settings, flag.removeprefix("--").replace("-", "_"), None) if before is None else None
+            )
+            changes.append(Change(flag, False if value is None else value, why, before, freed, default))
         return tuple(changes)
 
     def _why(self, flag: str, value: Any, best: _Try, plan: Plan, sheet: LoadSheet, freed: int) -> str:
@@ -321,11 +360,47 @@ class _Search:
         return f"{gib(abs(freed))} {'less' if freed >= 0 else 'more'} at the serving peak"
 
 
-def _with_changes(case: Case, best: _Try, changes: tuple[Change, ...], notes: tuple[str, ...]) -> LoadSheet:
+def _with_changes(case: Case, best: _Try, changes: tuple[Change, ...]) -> LoadSheet:
     launch = with_flags(case.launch, best.changes)
     plan = LaunchPlan(argv=launch.argv, changed=changes, env=launch.env)
-    sheet = structs.replace(best.sheet, launch=plan, notes=(*best.sheet.notes, *notes))
-    if sheet.fits is not False:
+    sheet = structs.replace(best.sheet, launch=plan)
+    if sheet.fits is True:
         return sheet
-    fixes = more_cards(case.model, case.gpus, case.launch, case.engine)
+    idle = _idle_cards(case)
+    fixes = (*idle, *more_cards(case.model, case.gpus, case.launch, case.engine)) if sheet.fits is False else idle
+    said = (_failure(case, best, fixes), *sheet.notes)
+    sheet = structs.replace(sheet, notes=said)
     return with_fixes(sheet, (*fixes, *fewer_bits(case.model, case.launch, sheet)))
+
+
+def _idle_cards(case: Case) -> tuple[Fix, ...]:
+    """The size that fits where the given one leaves cards idle."""
+    given = case.launch.flags.get("--tensor-parallel-size")
+    if given is None or case.settings.tensor_parallel_size >= len(case.gpus):
+        return ()
+    free = structs.replace(case, launch=with_flags(case.launch, {"--tensor-parallel-size": None}))
+    found = _Search(free, Wishes()).run()
+    size = found.changes.get("--tensor-parallel-size")
+    if found.sheet.fits is not True or size is None:
+        return ()
+    words = f"{size} of the {len(case.gpus)} cards, where {given} is given: planned, it fits with --recommend"
+    return (Fix(words, argv=("--tensor-parallel-size", str(size)), replanned=True),)
+
+
+def _failure(case: Case, best: _Try, fixes: Sequence[Fix]) -> str:
+    """Why nothing fits, in one sentence with numbers, and what would."""
+    ranks, loads = best.plan.ranks, best.sheet.gpus
+    certain = best.sheet.fits is False
+    words = "no settings make this launch fit" if certain else "no settings make this launch fit for certain"
+    words += f" on {len(ranks)} card{'' if len(ranks) == 1 else 's'}"
+    if loads:
+        rank, load = max(zip(ranks, loads, strict=True), key=lambda pair: pair[0].weight_bytes)
+        words += (
+            f" of {gib(load.total_bytes)}: weights take {gib(rank.weight_bytes)} of it and the context "
+            f"{gib(rank.context.bytes + rank.other_processes)}, which leaves "
+            f"{gib(max(0, load.total_bytes - rank.weight_bytes - rank.context.bytes - rank.other_processes))} "
+            "for everything else"
+        )
+    if fixes:
+        words += f"; what would do: {fixes[0].why}"
+    return words
