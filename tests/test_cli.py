@@ -513,6 +513,17 @@ warning[eager-mode-cost]: --enforce-eager costs speed and saves next to nothing
   fix: drop --enforce-eager
        Graphs stay on, as by default.
 
+warning[image-tokens-exceed-context]: A picture has more tokens than the context
+  The largest picture that the processor makes has 16,384 tokens, and the
+  context has 4,096: requests with it are refused. The largest that is served is
+  2240x1856 (4,060 tokens).
+  | command: --max-model-len 4096
+  | config.json: 16,384 tokens a picture at most, a token is 32 x 32 pixels
+  try: --mm-processor-kwargs '{"max_pixels": 4161536}'
+       Larger pictures are scaled down to fit.
+  try: --max-model-len 17408
+       Or a context that holds them, if the memory allows it.
+
 note[trust-remote-code-unneeded]: --trust-remote-code is not needed
   Qwen3_5MoeForConditionalGeneration is built in, and config.json names no code
   of its own.
@@ -521,18 +532,7 @@ note[trust-remote-code-unneeded]: --trust-remote-code is not needed
   try: drop --trust-remote-code
        The engine starts without it.
 
-note[image-tokens-exceed-context]: A picture has more tokens than the context
-  The largest picture that the processor makes has 16,384 tokens, and the
-  context has 4,096: requests with it are refused. One of 1024 x 1024 (1,024
-  tokens) is served.
-  | command: --max-model-len 4096
-  | config.json: 16,384 tokens a picture at most, a token is 32 x 32 pixels
-  try: --mm-processor-kwargs '{"max_pixels": 4161536}'
-       Larger pictures are scaled down to fit.
-  try: --max-model-len 17408
-       Or a context that holds them, if the memory allows it.
-
-CLEAR TO LAUNCH: 1 warning, 2 notes
+CLEAR TO LAUNCH: 2 warnings, 1 note
 """,
             "",
         )
@@ -550,22 +550,23 @@ model  MODELS/8b
 env    CUDA_VISIBLE_DEVICES=0
   --gpu-memory-utilisation   (unknown)
 
+error[command-damaged]: The pasted command lost something on the way
+  The shell passes on only a part of the command, and only that part is checked
+  here.
+  | command line 2: a blank after the backslash: the command ends here, and the
+  | shell never sees what follows
+  | command: lost: --quantization awq
+  try: CUDA_VISIBLE_DEVICES=0 vllm serve MODELS/8b --gpu-memory-utilisation 1.2 --quantization awq
+       The whole command, its lines joined again.
+
 error[unknown-flag]: The engine does not know a flag
   vLLM 0.24.0 has no --gpu-memory-utilisation; did you mean
   --gpu-memory-utilization?
   | command: --gpu-memory-utilisation 1.2
-  try: --gpu-memory-utilization 1.2   (drop --gpu-memory-utilisation)
-       --gpu-memory-utilization is what vLLM 0.24.0 calls it.
+  try: drop --gpu-memory-utilisation
+       See --gpu-memory-utilization.
 
-warning[command-damaged]: The pasted command lost something on the way
-  What the shell would run is not what the text seems to say; what it does not
-  pass on is not checked here.
-  | command line 2: a blank after the backslash: the command ends here, and the
-  | shell never sees what follows
-  try: vllm serve MODELS/8b --gpu-memory-utilisation 1.2
-       The command as it was read here; add what it lost.
-
-DO NOT LAUNCH: 1 error, 1 warning
+DO NOT LAUNCH: 2 errors
 """,
             "",
         )
@@ -580,8 +581,8 @@ def test_a_command_that_cannot_be_judged_ends_with_3(tmp_path: Path) -> None:
 model  org/unknown-model
 
 not checked: memory: no GPU is visible here and --gpus was not given
-not checked: the model: org/unknown-model is not on this machine and not among
-  the public models known here
+not checked: the model: org/unknown-model is not on this machine, and it is not
+  among the public models known here
 
 COULD NOT TELL: no findings
 """,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import click
 
 from loadmaster import __version__
-from loadmaster.failure import Failure
-from loadmaster.terminal import write_result
+from loadmaster.failure import COULD_NOT_TELL, USAGE, Failure
+from loadmaster.terminal import begin_result, result_begun, write_result
 
 # name -> (module, what it does in one line); the module has a click command of the same name
 TABLE = {
@@ -85,11 +85,17 @@ def commands() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
     words = list(arguments) if arguments is not None else sys.argv[1:]
+    begin_result()
     try:
         commands.main(words, prog_name="loadmaster", standalone_mode=False)
     except (Failure, click.ClickException) as error:
+        if isinstance(error, click.ClickException):
+            from loadmaster.render.visible import visible
+
+            error.message = visible(error.message, lines=True)
         error.show()
-        if "--json" in (words[: words.index("--")] if "--" in words else words):
+        asked = words[: words.index("--")] if "--" in words else words
+        if "--json" in asked and error.exit_code in (USAGE, COULD_NOT_TELL) and not result_begun():
             show_as_json(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from loadmaster.render.paint import Paint
 
 
+_state = {"written": False}
+
+
+def begin_result() -> None:
+    """Nothing of this command's result is on stdout yet."""
+    _state["written"] = False
+
+
+def result_begun() -> bool:
+    return _state["written"]
+
+
 def write_result(text: str) -> None:
+    """Writes a part of the result. Raises :class:`Failure` when stdout takes none; a reader that has gone is none."""
+    _state["written"] = True
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

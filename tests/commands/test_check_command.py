@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,31 @@ def test_a_context_is_written_as_vllm_writes_it(text: str, tokens: int) -> None:
 def test_a_context_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "plan", "Qwen/Qwen3-8B", "--gpus", "24GiB", "--recommend", f"--context={text}")
     assert code == 2 and "write 32768, 32k (32,000) or 32K (32,768)" in err
+
+
+def test_a_result_that_cannot_be_written_is_said(here: Path) -> None:
+    write_sample("Qwen3-8B", "bf16", here / "q", layers=1)
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "loadmaster", "inspect", "q"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: cannot write the result: No space left on device\n")
+
+
+def test_a_title_keeps_to_the_columns() -> None:
+    from loadmaster.core.facts import Finding
+    from loadmaster.core.tables import load_toml
+    from loadmaster.render.findings import finding_text
+
+    for code, entry in load_toml("findings.toml").items():
+        text = finding_text(Finding(code, entry["severity"], entry["title"], "", confidence="possible"))
+        assert all(len(line) <= 80 for line in text.splitlines()), text
+        assert " ".join(line.strip() for line in text.splitlines()).endswith(f"{entry['title']} (possible)")
+
+
+def test_columns_count_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadmaster.terminal import terminal_width
+
+    monkeypatch.setenv("COLUMNS", "100")
+    assert terminal_width() == 100
+    monkeypatch.delenv("COLUMNS")
+    assert terminal_width() == 80
