@@ -84,3 +84,26 @@ def test_a_value_is_mended(words: str, fix: tuple[str, ...]) -> None:
 def test_a_value_out_of_range_can_be_dropped(words: str) -> None:
     item = of(found(f"vllm serve m {words}", version="0.24.0"), "flag-value-invalid")
     assert [fix.remove for fix in item.fixes] == [(words.split()[0],)]
+
+
+@pytest.mark.parametrize(("written", "number"), [("32k", "32768"), ("32K", "32768"), ("1m", "1048576"), ("x", None)])
+def test_llama_cpp_reads_digits_only(written: str, number: str | None) -> None:
+    from loadmaster.core.facts import EngineFacts, LaunchArgs, ModelFacts
+    from loadmaster.core.hostplan import make_host_plan
+
+    model = ModelFacts(name="x", format="gguf", path="x.gguf")
+    launch = LaunchArgs(model="x.gguf", argv=("-c", written))
+    sheet = make_host_plan(model, HostFacts(memory_total_bytes=16 * GIB), launch, EngineFacts("llamacpp"))
+    item = of(sheet.findings, "flag-value-invalid")
+    assert [fix.argv for fix in item.fixes] == ([("-c", number)] if number else [])
+
+
+def test_a_gguf_file_is_refused_for_vllm_by_the_plan_too() -> None:
+    from msgspec.structs import replace
+
+    from loadmaster.core.facts import EngineFacts
+    from loadmaster.core.plan import make_plan
+
+    model = replace(DENSE_9B, name="x.gguf", format="gguf")
+    sheet = make_plan(model, cards(1, 80), launch_of("vllm serve x.gguf"), EngineFacts("vllm", "0.24.0"))
+    assert sheet.fits is False and sheet.findings[0].code == "gguf-unsupported"

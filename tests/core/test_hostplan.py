@@ -126,7 +126,7 @@ def test_unknown_and_bad_flags() -> None:
     assert flags.unknown == ("--nonsense",)
     assert [name for name, _, _ in flags.bad] == ["-c", "-ctk", "-np"]
     findings = plan(facts(), "--nonsense 5 -c many").findings
-    assert [(f.code, f.severity) for f in findings] == [("unknown-flag", "warning"), ("unknown-flag", "error")]
+    assert [(f.code, f.severity) for f in findings] == [("unknown-flag", "warning"), ("flag-value-invalid", "error")]
 
 
 def test_flags_may_come_parsed() -> None:

@@ -246,15 +246,25 @@ def _flag_findings(flags: HostFlags) -> list[Finding]:
     ]
     found += [
         Finding(
-            code="unknown-flag",
+            code="flag-value-invalid",
             severity="error",
             title=f"{name} wants {wanted}",
             cause=f"{name} {value}".strip() + f" is not {wanted}, and the engine does not start with it.",
             evidence=(Evidence("command", f"{name} {value}".strip()),),
+            fixes=_number_fixes(name, value) if wanted == "a whole number" else (),
         )
         for name, value, wanted in flags.bad
     ]
     return found
+
+
+def _number_fixes(name: str, value: str) -> tuple[Fix, ...]:
+    """``32k`` and ``32K`` in full: llama.cpp reads digits only, and a context is counted in 1024s."""
+    match = re.fullmatch(r"(\d{1,9})([kKmM])", value)
+    if match is None:
+        return ()
+    number = int(match[1]) * (1024 if match[2] in "kK" else 1024**2)
+    return (Fix("llama.cpp reads no units.", argv=(name, str(number))),)
 
 
 def _setting_findings(model: ModelFacts, settings: HostSettings) -> list[Finding]:

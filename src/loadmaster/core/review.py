@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
-from loadmaster.core.checks.architecture import check_files
+from loadmaster.core.checks.architecture import check_files, check_gguf
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import order
 from loadmaster.core.checks.context import check_context
@@ -51,6 +51,7 @@ def review(case: LaunchCase) -> Review:
 def _about_flags(case: LaunchCase) -> Iterator[Finding]:
     yield from check_flags(case)
     yield from check_context(case)
+    yield from check_gguf(case)
     yield from check_utilisation(case)
     yield from (item for item in check_parallel(case) if item.code not in _PLAN_SAYS)
 

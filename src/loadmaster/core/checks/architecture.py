@@ -22,7 +22,7 @@ _YES = ("1", "true", "yes", "on")
 
 def check_architecture(case: LaunchCase) -> Iterator[Finding]:
     """Everything that the model's identity decides."""
-    yield from _gguf(case)
+    yield from check_gguf(case)
     yield from _unknown_architecture(case)
     yield from _remote_code(case)
     yield from _template(case)
@@ -41,7 +41,8 @@ def built_in(case: LaunchCase) -> bool | None:
 # ------------------------------------------------------------------------------------------ architecture
 
 
-def _gguf(case: LaunchCase) -> Iterator[Finding]:
+def check_gguf(case: LaunchCase) -> Iterator[Finding]:
+    """Whether the launch's version of vLLM reads GGUF files."""
     name = case.model_name or ""
     is_file = name.lower().split(":")[0].endswith(".gguf") or (case.model is not None and case.model.format == "gguf")
     by_flag = (case.text("--quantization") or "").lower() == "gguf" or (case.text("--load-format") or "") == "gguf"
