@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from loadmaster.core.facts import VisionConfig
@@ -59,6 +60,7 @@ def test_picture_longer_than_the_context() -> None:
 def test_the_cap_of_the_fix_serves_every_picture() -> None:
     first = of(found("vllm serve m --max-model-len 4096", vision()), "image-tokens-exceed-context")
     flag, value = first.fixes[0].argv
+    assert json.loads(value)["max_pixels"] == (4096 - 1024) * 28 * 28
     again = found(f"vllm serve m --max-model-len 4096 {flag} '{value}'", vision())
     assert "image-tokens-exceed-context" not in codes(again)
 
@@ -90,3 +92,42 @@ def test_unknown_limits_say_nothing() -> None:
     assert unknown.processor is not None
     unknown = replace(unknown, processor=replace(unknown.processor, max_pixels=None))
     assert "image-tokens-exceed-context" not in codes(found("vllm serve m --max-model-len 4096", unknown))
+
+
+def test_caps_leave_room_for_text() -> None:
+    line = """vllm serve m --max-model-len 8192 --limit-mm-per-prompt '{"image": 10}'"""
+    value = of(found(line, vision()), "image-tokens-exceed-context").fixes[0].argv[1]
+    assert json.loads(value)["max_pixels"] == (8192 - 1024) // 10 * 28 * 28
+    short = of(found("vllm serve m --max-model-len 1024", vision()), "image-tokens-exceed-context")
+    assert json.loads(short.fixes[0].argv[1])["max_pixels"] == (1024 - 256) * 28 * 28
+
+
+@pytest.mark.parametrize("value", ["-5", '"1M"', "0", "1.5", "true", "[1]"])
+def test_areas_are_whole_numbers(value: str) -> None:
+    item = of(
+        found(f"""vllm serve m --mm-processor-kwargs '{{"max_pixels": {value}}}'""", vision()), "flag-value-invalid"
+    )
+    assert item.severity == "error" and "max_pixels" in item.cause
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("maxpixels", "max_pixels"),
+        ("max_pixel", "max_pixels"),
+        ("Max-Pixels", "max_pixels"),
+        ("num_frame", "num_frames"),
+    ],
+)
+def test_misspelt_names(written: str, meant: str) -> None:
+    line = f"""vllm serve m --mm-processor-kwargs '{{"{written}": 1003520}}'"""
+    item = of(found(line, vision()), "flag-value-invalid")
+    assert item.severity == "warning" and json.loads(item.fixes[0].argv[1]) == {meant: 1003520}
+
+
+@pytest.mark.parametrize(
+    "kwargs", ['{"max_pixels": 1003520, "fps": 2}', '{"hd_num": 12}', '{"size": {"longest_edge": 5}}']
+)
+def test_other_names_are_left_alone(kwargs: str) -> None:
+    items = found(f"vllm serve m --mm-processor-kwargs '{kwargs}'", vision())
+    assert not any("No processor" in item.cause or "is an area in" in item.cause for item in items)

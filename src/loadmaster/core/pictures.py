@@ -18,6 +18,7 @@ from loadmaster.core.facts import ImagePlan, ModelFacts, Settings
 # A chat template and one short sentence around a picture, and one token of answer: 287 tokens for a picture
 # of 256, 1,055 for 1,024, 3,875 for 3,844 (recorded requests).
 TEXT_AROUND = 32
+_TEXT_BESIDE = 1024  # tokens of prompt and answer that a request with the largest pictures should have room for
 _MAX_VIDEO_FRAMES = 14  # vllm/model_executor/models/qwen2_vl.py: _MAX_FRAMES_PER_VIDEO
 _MOST_TOKENS = 1 << 24  # no context is as long
 _EVERYDAY_SIDES = (512, 1024, 1448, 2048, 2896, 4096)
@@ -96,6 +97,11 @@ def picture_rules(
     rules = PictureRules(side=side, merge=merge * merge, min_pixels=smallest, max_pixels=largest)
     video = _video_tokens(model, rules, max_pixels, max_model_len)
     return PictureRules(side=side, merge=merge * merge, min_pixels=smallest, max_pixels=largest, video_tokens=video)
+
+
+def text_room(context: int) -> int:
+    """Tokens of a context that pictures should leave to prompt and answer: 1,024, or a quarter if that is less."""
+    return max(TEXT_AROUND, min(_TEXT_BESIDE, context // 4))
 
 
 def largest_picture_tokens(model: ModelFacts, max_pixels: int | None) -> int | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 from loadmaster.core.checks.case import LaunchCase, count_limit
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import Finding, Fix, Settings, Severity
-from loadmaster.core.pictures import TEXT_AROUND, PictureRules, image_plan, picture_rules
+from loadmaster.core.pictures import TEXT_AROUND, PictureRules, image_plan, picture_rules, text_room
+from loadmaster.core.tables import load_toml
 
 _EVERYDAY_SIDE = 1024  # a picture of a megapixel, which every client sends
 _PIXEL_CAPPED = ("qwen", "glm4", "glm_ocr", "mimo", "keye", "paddleocr")  # towers whose processor takes max_pixels
+_AREAS = ("max_pixels", "min_pixels")
 _SMALLEST_MINIMUM = 3136  # 56 x 56: the smallest min_pixels of the public Qwen-VL processors
 
 
@@ -24,6 +27,7 @@ def check_images(case: LaunchCase) -> Iterator[Finding]:
     yield from _context(case)
     yield from _encoder_cache(case)
     yield from _cap(case)
+    yield from _kwargs(case)
 
 
 def _no_tower(case: LaunchCase) -> bool:
@@ -171,12 +175,12 @@ def _context(case: LaunchCase) -> Iterator[Finding]:
         )
     fixes = []
     if rules.side is not None and least + TEXT_AROUND <= length:
-        room = max(1, (length - TEXT_AROUND) // count) * rules.side * rules.side
+        room = max(1, (length - text_room(length)) // count) * rules.side * rules.side
         smallest = rules.min_pixels or 0
         if room > smallest:
             fixes.append(Fix("Larger pictures are scaled down to fit.", ("--mm-processor-kwargs", _capped(case, room))))
     positions = case.model.text.max_position_embeddings
-    wanted = most * count + TEXT_AROUND
+    wanted = most * count + text_room(most * count)
     if positions is not None and wanted <= positions:
         longer = min(positions, -(-wanted // 1024) * 1024)
         fixes.append(Fix("Or a context that holds them, if the memory allows it.", ("--max-model-len", str(longer))))
@@ -252,3 +256,39 @@ def _cap(case: LaunchCase) -> Iterator[Finding]:
         severity="warning",
         confidence="likely",
     )
+
+
+def _kwargs(case: LaunchCase) -> Iterator[Finding]:
+    """--mm-processor-kwargs whose values are no areas, or whose names the processors do not know."""
+    kwargs = case.table("--mm-processor-kwargs")
+    if kwargs is None:
+        return
+    known = load_toml("flag-hints.toml")["processor_kwargs"]["names"]
+    inner = [kwargs[name] for name in ("images_kwargs", "videos_kwargs") if isinstance(kwargs.get(name), dict)]
+    for table in (kwargs, *inner):
+        for name, value in table.items():
+            if name in _AREAS and value is not None and not _whole(value):
+                yield finding(
+                    "flag-value-invalid",
+                    f"{name} is an area in pixels, a whole number above 0, and not {json.dumps(value)[:60]}.",
+                    evidence=case.evidence("--mm-processor-kwargs"),
+                    confidence="likely",
+                )
+            elif name not in known and (meant := _meant(name, known)) is not None:
+                renamed = {meant if key == name else key: item for key, item in table.items()}
+                fixes = [Fix(f"The name is {meant}.", ("--mm-processor-kwargs", json.dumps(renamed)))]
+                yield finding(
+                    "flag-value-invalid",
+                    f"No processor has {name!r}, so it changes nothing or is refused; did you mean {meant}?",
+                    evidence=case.evidence("--mm-processor-kwargs"),
+                    fixes=fixes if table is kwargs else (),
+                    severity="warning",
+                    confidence="likely",
+                )
+
+
+def _meant(name: str, known: list[str]) -> str | None:
+    """The known name that looks like this one; None when none does, for each processor has names of its own."""
+    bare = {other.replace("_", ""): other for other in known}
+    near = get_close_matches(name.lower().replace("_", "").replace("-", ""), bare, 1, 0.85)
+    return bare[near[0]] if near else None
