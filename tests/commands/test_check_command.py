@@ -52,9 +52,9 @@ def test_a_model_known_by_its_name_alone_is_not_clear_to_launch(capsys: pytest.C
 def test_a_mistyped_path_is_said_to_be_none(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "m").mkdir()
     _, found = document(capsys, "check", "--json", *CARD, "--", "vllm", "serve", "m/nope")
-    assert found["not_checked"][0].startswith("the model: there is no m/nope here")
+    assert found["not_checked"][0].startswith("the model: there is no such directory: m/nope")
     code, _, err = run(capsys, "plan", "m/nope", "--gpus", "24GiB")
-    assert (code, err.splitlines()[0]) == (2, "error: there is no m/nope here")
+    assert (code, err.splitlines()[0]) == (2, "error: there is no such directory: m/nope")
 
 
 def test_the_files_behind_a_mount_are_read(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -182,3 +182,12 @@ def test_columns_count_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal_width() == 100
     monkeypatch.delenv("COLUMNS")
     assert terminal_width() == 80
+
+
+def test_a_template_in_an_image_or_behind_a_mount(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    """A path that no mount covers may be in the image; one that a mount covers must be on this machine."""
+    write_sample("Qwen3-8B", "bf16", here / "m" / "q", layers=1)
+    line = f"docker run --gpus all -v {here}/m:/models vllm/vllm-openai:v0.24.0 --model /models/q --chat-template"
+    for path, codes in (("/templates/x.jinja", []), ("/models/x.jinja", ["chat-template-missing"])):
+        _, found = document(capsys, "check", "--json", *CARD, "--", *line.split(), path)
+        assert [item["code"] for item in found["findings"] if item["code"] == "chat-template-missing"] == codes

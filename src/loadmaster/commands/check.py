@@ -114,9 +114,19 @@ def host_for_check(
     if model is not None and model.path is not None:
         for flag in _PATH_FLAGS:
             value = launch.flags.get(flag)
-            if isinstance(value, str) and is_local_path(value) and place_of(value, launch, folder) is None:
+            if isinstance(value, str) and _is_missing(value, launch, folder):
                 missing.append(value)
     return replace(read_host(), holds_cards=here, missing_files=tuple(missing))
+
+
+def _is_missing(path: str, launch: LaunchArgs, folder: Path) -> bool:
+    """Whether a file is surely not there. What no mount of a container covers may be in its image."""
+    from loadmaster.edge.mounts import host_path
+
+    if not is_local_path(path) or place_of(path, launch, folder) is not None:
+        return False
+    contained = launch.image is not None or launch.kind in ("docker-run", "compose", "kubernetes")
+    return not contained or host_path(path, launch.mounts, folder) is not None
 
 
 def is_local_path(text: str) -> bool:
@@ -159,7 +169,7 @@ def model_for_check(
     cached = cached_model(name)
     if cached is not None:
         return cached
-    where = f"there is no {name} here" if misspelt_path(name) else f"{name} is not on this machine"
+    where = f"there is no such directory: {name}" if misspelt_path(name) else f"{name} is not on this machine"
     hint = "; --model DIR says where it is" if is_local_path(name) or launch.mounts else ""
     known = known_model(name)
     if known is not None:

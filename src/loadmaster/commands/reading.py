@@ -40,7 +40,9 @@ def read_model(
                 click.echo(f"{visible(str(error))}; planning from the table of public models", err=True)
                 return known
         if misspelt_path(name):
-            raise Failure(f"there is no {name} here", f"{error}; {error.hint}" if error.hint else str(error)) from None
+            raise Failure(
+                f"there is no such directory: {name}", f"{error}; {error.hint}" if error.hint else str(error)
+            ) from None
         # a hub that could not be asked leaves the question open; anything else is a wrong name
         raise Failure(str(error), error.hint, COULD_NOT_TELL if error.code else USAGE) from None
 
