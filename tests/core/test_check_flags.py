@@ -56,8 +56,10 @@ def test_known_spellings_are_known() -> None:
 
 
 def test_flag_that_newer_releases_dropped_is_a_note_where_the_version_has_it() -> None:
-    item = of(found("vllm serve m --disable-log-requests"), "flag-deprecated")
+    item = of(found("vllm serve m --disable-log-requests"), "unknown-flag")
     assert (item.severity, item.confidence) == ("warning", "likely")
+    item = of(found("vllm serve m --swap-space 4"), "flag-deprecated")
+    assert (item.severity, item.confidence) == ("warning", "possible")
     item = of(found("vllm serve m --disable-log-requests", version="0.10.0"), "flag-deprecated")
     assert (item.severity, item.confidence) == ("note", "certain")
     assert "flag-deprecated" not in codes(found("vllm serve m --enable-log-requests"))

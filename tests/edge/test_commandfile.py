@@ -317,10 +317,20 @@ metadata: {name: embed}
 spec: {template: {spec: {containers: [{name: vllm, image: "vllm/vllm-openai:v0.24.0", args: [--model, org/embed]}]}}}
 """
 
+FLAGS = """\
+services:
+  chat:
+    image: vllm/vllm-openai:v0.24.0
+    command: --model /models/q1 --tensor-parallel-size 2
+  embed:
+    image: vllm/vllm-openai:v0.24.0
+    command: --model org/embed
+"""
+
 PROGRAMS = "[program:chat]\ncommand=vllm serve org/chat\n[program:x]\ncommand=true\n[program:embed]\ncommand=vllm serve org/embed\n"
 
 
-@pytest.mark.parametrize(("text", "name"), [(TWO, "a.yaml"), (NODE, "b.yaml"), (PROGRAMS, "c.conf")])
+@pytest.mark.parametrize(("text", "name"), [(TWO, "a.yaml"), (FLAGS, "d.yaml"), (NODE, "b.yaml"), (PROGRAMS, "c.conf")])
 def test_one_of_several_services_is_read_and_the_others_are_named(text: str, name: str) -> None:
     first = read_command(text, name)
     assert (first.name, first.others) == ("chat", ("embed",))

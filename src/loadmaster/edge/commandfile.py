@@ -14,7 +14,7 @@ import yaml
 
 from loadmaster.core.commands import CommandError, Found
 from loadmaster.core.commands.compose import compose_launches
-from loadmaster.core.commands.found import choose
+from loadmaster.core.commands.found import NoSuchService, choose
 from loadmaster.core.commands.invocation import MENTION
 from loadmaster.core.commands.kubernetes import kubernetes_launches
 from loadmaster.core.commands.paste import check_size, clean
@@ -94,6 +94,8 @@ def _read(text: str, name: str, service: str | None) -> Found:
             found = _read_yaml(text, service)
             if found is not None:
                 return found
+        except NoSuchService:
+            raise
         except CommandError as error:
             problem = error
     try:

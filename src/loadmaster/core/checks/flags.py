@@ -14,7 +14,7 @@ from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.checks.spelling import in_newest, nearest, release_words
 from loadmaster.core.engineversion import at_least
 from loadmaster.core.facts import Evidence, Finding, Fix
-from loadmaster.core.flagtable import Flag, flag_history, flag_table
+from loadmaster.core.flagtable import Flag, flag_history, flag_table, releases_looked_at
 from loadmaster.core.tables import load_toml
 
 _PIECE = re.compile(r"\w+:[\w.]+")
@@ -55,7 +55,8 @@ def _unknown(case: LaunchCase) -> Iterator[Finding]:
         if case.version is None:
             said.append(f"no vLLM release has {name}")
         else:
-            said.append(f"vLLM {case.version} has no {name}")
+            newest = f"the newest vLLM that was read, {releases_looked_at()[-1]},"
+            said.append(f"{newest if case.ahead else f'vLLM {case.version}'} has no {name}")
             if runs:
                 said.append(f"vLLM has it {release_words(runs)}")
         if hint:
@@ -68,6 +69,8 @@ def _unknown(case: LaunchCase) -> Iterator[Finding]:
             cause if cause.startswith("vLLM") else cause[0].upper() + cause[1:],
             evidence=[Evidence("command", _as_written(case, flag))],
             fixes=_unknown_fixes(case, flag, hint, near, runs),
+            severity="warning" if case.ahead else None,
+            confidence="possible" if case.ahead else "certain",
         )
 
 
@@ -142,7 +145,7 @@ def _leaving(case: LaunchCase) -> Iterator[Finding]:
         fixes[is_dead] += _unknown_fixes(case, flag, hint, None, runs)
     if dead:
         yield finding(
-            "flag-deprecated",
+            "unknown-flag",
             f"The version is not known; every release from {_OLDEST_PLANNED} on ends at once with an unknown flag.",
             evidence=dead,
             fixes=fixes[True],
@@ -175,6 +178,7 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
         if state is None or (isinstance(value, str) and is_placeholder(value)):
             continue
         problem = _wrong_kind(case, flag, value, state) or _out_of_range(value, ranges.get(flag))
+        by_table = problem is None
         if problem is None and flag != "--quantization":
             problem = _not_a_choice(case, value, state)
         if problem is None:
@@ -185,6 +189,8 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
             f"{flag} {problem}",
             evidence=[Evidence("command", case.shown(flag))],
             fixes=_value_fixes(case, flag, value, state, ranges.get(flag)),
+            severity="warning" if by_table and case.ahead else None,
+            confidence="likely" if case.ahead else "certain",
         )
     for item in case.launch.refused:
         flag = item.text.split()[0] if item.text.strip() else ""
@@ -194,10 +200,11 @@ def _values(case: LaunchCase) -> Iterator[Finding]:
             continue  # an unknown method is another finding
         yield finding(
             "flag-value-invalid",
-            f"{case.version_words} refuses this: {item.text}",
+            f"{'The newest vLLM that was read' if case.ahead else case.version_words} refuses this: {item.text}",
             evidence=[item],
+            severity="warning" if case.ahead else None,
             fixes=_value_fixes(case, flag, case.value(flag), table[flag], None) if flag in table else [],
-            confidence="certain" if case.version is not None else "likely",
+            confidence="possible" if case.ahead else "certain" if case.version is not None else "likely",
         )
 
 

@@ -29,6 +29,10 @@ class CommandError(Exception):
         self.hint = hint
 
 
+class NoSuchService(CommandError):
+    """The text holds launches, and none of them has the name that was asked for."""
+
+
 class Found(Struct, kw_only=True):
     """One launch as the text has it: the engine's own words (or settings), and what stands around them.
 
@@ -103,7 +107,7 @@ def quoted(word: str) -> str:
 def choose(launches: Sequence[Found], name: str | None) -> Found | None:
     """The launch of that name, the first one without a name; it carries the names of the others.
 
-    Raises :class:`CommandError` for a name that there is not.
+    Raises :class:`NoSuchService` for a name that there is not.
     """
     names = [launch.name or "(unnamed)" for launch in launches]
     if name is not None:
@@ -111,7 +115,7 @@ def choose(launches: Sequence[Found], name: str | None) -> Found | None:
             if launch.name == name:
                 return launch
         there = ", ".join(names) or "none"
-        raise CommandError(f"no service {name!r} runs vLLM in the text", f"services that do: {there}")
+        raise NoSuchService(f"no service {name!r} runs vLLM in the text", f"services that do: {there}")
     if not launches:
         return None
     launches[0].others = names[1:]
