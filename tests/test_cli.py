@@ -284,7 +284,9 @@ GPU 0, 1  24.00 GiB each, budget 21.60 GiB
 KV cache  8.69 GiB (8.26 - 8.89)
   863 blocks of 1,056 tokens; the engine prints 504,978 tokens
   123.29 requests of 4,096 tokens at once, 0.07 GiB each
-  longest single request that fits: 908,160 tokens
+  longest single request that fits: 908,160 tokens (the launch takes 4,096)
+  (each kind of layer takes blocks of its own, and state takes some for every
+  request: blocks x tokens, printed tokens and the longest request differ)
 
 Pictures  largest served 2240x1856, 4,060 tokens
   it takes 0.36 GiB of vision activations on each card
@@ -321,6 +323,7 @@ tokens, CUDA graphs
 
 GPU 0, 1  24.00 GiB each, budget 22.08 GiB
   [ccWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWVowwvvvvvvvvvsgKKKKKKKKKKKKKKKKKKKKKKKKKK!!]
+  ! beyond the card's end
     component                   GiB       low - high  basis
   c context                    0.75      0.63 - 1.00  assumed
   W weights.language          10.74                   read
@@ -340,13 +343,15 @@ GPU 0, 1  24.00 GiB each, budget 22.08 GiB
 KV cache  8.93 GiB (8.32 - 9.29)
   886 blocks of 1,056 tokens; the engine prints 921,665 tokens
   3.52 requests of 262,144 tokens at once, 2.54 GiB each
-  longest single request that fits: 932,448 tokens
+  longest single request that fits: 932,448 tokens (the launch takes 262,144)
+  (each kind of layer takes blocks of its own, and state takes some for every
+  request: blocks x tokens, printed tokens and the longest request differ)
 
 Pictures  largest served 4096x4096, 16,384 tokens
   it takes 1.46 GiB of vision activations on each card
   profiled at start: one picture of 16,384 tokens
 
-error[oom-runtime]: A request takes more memory than is left (likely)
+warning[oom-runtime]: A request takes more memory than is left (likely)
   The first 4096x4096 picture overshoots GPU 0 by 0.58 GiB: the serving peak is
   24.58 GiB of 24.00 GiB (between 22.73 GiB and 25.36 GiB). It makes the
   allocator reserve 2.83 GiB on top of 21.75 GiB at rest.
@@ -378,6 +383,7 @@ tokens, CUDA graphs
 
 GPU 0  24.00 GiB, budget 22.08 GiB
   [cWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWVVowvv!!!!!!!!!!]
+  ! beyond the card's end
     component                   GiB       low - high  basis
   c context                    0.45      0.30 - 0.60  assumed
   W weights.language          21.44                   read
@@ -402,9 +408,9 @@ Pictures  largest served 4096x4096, 16,384 tokens
 
 error[no-kv-memory]: Nothing is left for the cache
   The weights take 22.40 GiB of a budget of 22.08 GiB (0.92 x 24.00 GiB): 0.32
-  GiB too much before anything else. With the profile 1.89 GiB (vision),
-  libraries 0.07 GiB, graphs 0.49 GiB; 2.78 GiB are missing before the first
-  block.
+  GiB too much before anything else. With the profile's peak 1.89 GiB (in its
+  vision phase), libraries 0.07 GiB, graphs 0.49 GiB; 2.78 GiB are missing
+  before the first block.
   | plan: GPU 0: the vision part of the memory profile needs 1.89 GiB, 0.91 GiB
   | are left beside the weights.
   | plan: GPU 0: the profiler of CUDA graphs allocates a temporary cache of
@@ -415,7 +421,7 @@ error[no-kv-memory]: Nothing is left for the cache
        share of the card
 
 DOES NOT FIT
-launch: vllm serve MODELS/35b
+does not fit: vllm serve MODELS/35b
 """,
             "",
         )
@@ -455,16 +461,18 @@ GPU 0, 1  24.00 GiB each, budget 21.12 GiB
 KV cache  7.94 GiB (7.04 - 8.58)
   788 blocks of 1,056 tokens; the engine prints 819,720 tokens
   3.13 requests of 262,144 tokens at once, 2.54 GiB each
-  longest single request that fits: 828,960 tokens
+  longest single request that fits: 828,960 tokens (the launch takes 262,144)
+  (each kind of layer takes blocks of its own, and state takes some for every
+  request: blocks x tokens, printed tokens and the longest request differ)
 
 Pictures  largest served 3072x3072, 9,216 tokens
   it takes 0.83 GiB of vision activations on each card
   profiled at start: one picture of 9,216 tokens
 
 Changed
-  --tensor-parallel-size: not set -> 2
+  --tensor-parallel-size: default 1 -> 2
       each of 2 cards holds 11.30 GiB of weights
-  --gpu-memory-utilization: not set -> 0.88
+  --gpu-memory-utilization: default 0.92 -> 0.88
       keeps the serving peak below 24.00 GiB: 0.96 GiB less
   --mm-processor-kwargs: not set -> {"max_pixels": 9437184}
       the largest picture is 3072x3072: 0.86 GiB less at the serving peak

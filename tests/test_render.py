@@ -8,9 +8,11 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from loadmaster.core.facts import (
     GIB,
+    Change,
     Component,
     EngineFacts,
     Evidence,
@@ -119,6 +121,66 @@ def test_equal_cards_share_one_table() -> None:
     text = sheet_text(a_sheet(gpu, twin))
     assert "GPU 0, 1  24.00 GiB each" in text
     assert text.count("kv_cache") == 1
+
+
+def one_card(part: Component, total: int = 24 * GIB) -> GpuLoad:
+    return GpuLoad(
+        index=0,
+        total_bytes=total,
+        budget_bytes=22 * GIB,
+        components=(part,),
+        peak_bytes={"serving": part.bytes},
+        peak_low_bytes={"serving": part.low},
+        peak_high_bytes={"serving": part.high},
+    )
+
+
+def test_the_mark_beyond_the_card_is_explained_where_it_stands() -> None:
+    part = Component("kv_cache", 30 * GIB, 30 * GIB, 30 * GIB, "computed")
+    assert "  ! beyond the card's end\n" in sheet_text(a_sheet(one_card(part)))
+    assert "beyond the card's end" not in sheet_text(a_sheet(one_card(part, 40 * GIB)))
+
+
+def test_a_wide_assumption_says_what_it_holds() -> None:
+    wide = Component("context", GIB, 0, 14 * GIB, "assumed", "prompts that are kept")
+    assert "      prompts that are kept\n" in sheet_text(a_sheet(one_card(wide)))
+    narrow = Component("context", GIB, GIB, GIB + GIB // 2, "assumed", "prompts that are kept")
+    assert "prompts that are kept" not in sheet_text(a_sheet(one_card(narrow)))
+
+
+def test_three_numbers_of_a_cache_are_explained_where_they_differ() -> None:
+    part = Component("kv_cache", GIB, GIB, GIB, "computed")
+    sheet = a_sheet(one_card(part))
+    assert "each kind of layer takes blocks of its own" in sheet_text(sheet)
+    cache = structs.replace(sheet.kv_cache, tokens=799 * 1056)  # type: ignore[type-var]
+    assert "each kind of layer" not in sheet_text(structs.replace(sheet, kv_cache=cache))
+
+
+def test_the_last_lines_say_what_kind_of_no_it_is() -> None:
+    part = Component("kv_cache", GIB, GIB, GIB, "computed")
+    sheet = a_sheet(one_card(part), fits=False)
+    assert sheet_text(sheet).splitlines()[-2:] == [
+        "DOES NOT FIT",
+        "does not fit: vllm serve 'a model' --max-num-seqs 16",
+    ]
+    refused = structs.replace(sheet, findings=(Finding("unknown-flag", "error", "t", "c"),))
+    assert sheet_text(refused).splitlines()[-2] == "DOES NOT START"
+    wished = structs.replace(sheet, unmet=("8 requests were asked for, 4 are reached",))
+    assert sheet_text(wished).splitlines()[-2:] == [
+        "DOES NOT FIT AS WISHED",
+        "launch: vllm serve 'a model' --max-num-seqs 16",
+    ]
+
+
+def test_a_change_of_a_default_names_it() -> None:
+    changed = (
+        Change("--gpu-memory-utilization", 0.85, "why", default=0.92),
+        Change("--enforce-eager", False, "w", True),
+    )
+    sheet = structs.replace(a_sheet(), launch=LaunchPlan(argv=(), changed=changed))
+    text = sheet_text(sheet)
+    assert "--gpu-memory-utilization: default 0.92 -> 0.85" in text
+    assert "--enforce-eager: given -> dropped" in text
 
 
 @pytest.mark.parametrize(

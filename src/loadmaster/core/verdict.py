@@ -58,8 +58,10 @@ def findings_of(plan: Plan, loads: Sequence[GpuLoad]) -> tuple[Finding, ...]:
         fixes = [Fix("a step of one block", argv=("--max-num-batched-tokens", str(block)))]
         found.append(finding("batched-tokens-below-block", cause, fixes=fixes))
     found += _picture_findings(plan)
+    if plan.rules.outside or not plan.weights_known:
+        found = [_by_assumption(item) for item in found]
     if not plan.weights_known:
-        found = [*_unknown_weights(plan), *(_by_assumed_weights(item) for item in found)]
+        found = [*_unknown_weights(plan), *found]
     return order(found)
 
 
@@ -193,8 +195,8 @@ def _unknown_weights(plan: Plan) -> list[Finding]:
     return [finding("weights-unknown", cause, fixes=[fix])]
 
 
-def _by_assumed_weights(item: Finding) -> Finding:
-    """What is said of memory stands on assumed weights: at most likely."""
+def _by_assumption(item: Finding) -> Finding:
+    """What is said of memory stands on weights that are assumed, or on a version that nobody read: at most likely."""
     if item.code in ("tp-exceeds-gpus", "heads-vs-tp", "gpus-unequal") or item.confidence != "certain":
         return item
     return structs.replace(item, confidence="likely")
@@ -338,11 +340,11 @@ def _cache_findings(plan: Plan) -> list[Finding]:
                 f"{gib(rank.weight_bytes - rank.requested)} too much before anything else. With the"
             )
         else:
-            start = f"The budget of {gib(rank.requested)} is used up: weights {gib(rank.weight_bytes)},"
+            start = f"The budget of {gib(rank.requested)} is used up: weights {gib(rank.weight_bytes)}, the"
         cause = (
-            f"{start} profile "
-            f"{gib(rank.profile.bytes)} ({rank.profile_phase}), libraries {gib(rank.growth.bytes)}, graphs "
-            f"{gib(rank.estimate.bytes)}; {gib(-cache.available_bytes)} are missing before the first block."
+            f"{start} profile's peak {gib(rank.profile.bytes)} (in its {rank.profile_phase} phase), "
+            f"libraries {gib(rank.growth.bytes)}, graphs {gib(rank.estimate.bytes)}; "
+            f"{gib(-cache.available_bytes)} are missing before the first block."
         )
         return [finding("no-kv-memory", cause)]
     wanted, length = plan.request_bytes, settings.max_model_len

@@ -30,6 +30,13 @@ COMPONENTS: dict[str, tuple[str, str]] = {
     "kv_cache": ("K", "green"),
     "headroom": (".", "dim"),
 }
+# flags or values that the engine does not take, whatever the memory
+_REFUSALS = {"unknown-flag", "flag-value-invalid", "flag-conflict", "util-out-of-range", "context-beyond-model"}
+_WIDE = 1 << 30  # bounds further apart than this are explained
+_WHY_DIFFERENT = (
+    "(each kind of layer takes blocks of its own, and state takes some for every request: blocks x tokens, "
+    "printed tokens and the longest request differ)"
+)
 _VERDICT = {
     True: ("FITS", "bold", "green"),
     False: ("DOES NOT FIT", "bold", "red"),
@@ -137,12 +144,16 @@ def _card(loads: list[GpuLoad], width: int, paint: Paint) -> str:
     lines = [f"{paint(which, 'bold')}  " + ", ".join(facts)]
     cells = bar(gpu, width - 4)
     lines.append("  [" + "".join(paint("".join(c for c, _ in run), colour) for colour, run in _runs(cells)) + "]")
+    if any(letter == "!" for letter, _ in cells):
+        lines.append("  ! beyond the card's end")
     lines.append(f"    {'component':<23}{'GiB':>8}  {'low - high':>15}  basis")
     for component in ordered(gpu.components):
         letter, colour = COMPONENTS.get(component.name, ("?", "red"))
         span = "" if component.low == component.high else f"{bare_gib(component.low)} - {bare_gib(component.high)}"
         figures = f"{bare_gib(component.bytes):>8}  {span:>15}  {component.basis}"
         lines.append(f"  {paint(letter, colour)} {component.name:<23}{figures}")
+        if component.note and component.basis == "assumed" and component.high - component.low > _WIDE:
+            lines += wrap(component.note, width, "      ")
     lines.append(f"    {'peak':<23}{'GiB':>8}  {'low - high':>15}  against {bare_gib(gpu.total_bytes)}")
     for name in ("start", "steady", "serving"):
         if name in gpu.peak_bytes:
@@ -183,10 +194,20 @@ def _cache(cache: KvCache, width: int, paint: Paint) -> str:
         each = f", {gib(cache.bytes_per_request_at_max_len)} each" if cache.bytes_per_request_at_max_len else ""
         lines.append(f"  {cache.max_concurrency:.2f} requests of {count(cache.max_model_len)} tokens at once{each}")
     if cache.largest_model_len is not None:
-        lines.append(f"  longest single request that fits: {count(cache.largest_model_len)} tokens")
+        line = f"  longest single request that fits: {count(cache.largest_model_len)} tokens"
+        if cache.max_model_len is not None and cache.largest_model_len > cache.max_model_len:
+            line += f" (the launch takes {count(cache.max_model_len)})"
+        lines.append(line)
+    if None not in (cache.blocks, cache.block_tokens, cache.tokens) and _differ(cache):
+        lines += wrap(_WHY_DIFFERENT, width, "  ")
     for note in cache.notes:
         lines += wrap(note, width, "  ")
     return "\n".join(lines)
+
+
+def _differ(cache: KvCache) -> bool:
+    """Whether blocks x tokens is another number than the one that the engine prints."""
+    return abs((cache.blocks or 0) * (cache.block_tokens or 0) - (cache.tokens or 0)) > (cache.block_tokens or 0)
 
 
 def _images(images: ImagePlan, width: int, paint: Paint) -> str:
@@ -211,8 +232,12 @@ def _images(images: ImagePlan, width: int, paint: Paint) -> str:
 def _changes(changes: Sequence[Change], width: int, paint: Paint) -> str:
     lines = [paint("Changed", "bold")]
     for change in changes:
-        before = "not set" if change.from_ is None else _value(change.from_)
-        after = "dropped" if change.to is None else _value(change.to)
+        before = _value(change.from_)
+        if change.from_ is None:
+            before = "not set" if change.default is None else f"default {_value(change.default)}"
+        elif change.from_ is True:
+            before = "given"
+        after = "dropped" if change.to is None or change.to is False else _value(change.to)
         lines.append(f"  {change.flag}: {before} -> {after}")
         lines += wrap(change.why, width, "      ")
     return "\n".join(lines)
@@ -224,8 +249,17 @@ def _value(value: object) -> str:
 
 def _verdict(sheet: LoadSheet, paint: Paint) -> str:
     word, *styles = _VERDICT[sheet.fits]
+    label = "launch"
+    if sheet.fits is False:
+        errors = {item.code for item in sheet.findings if item.severity == "error"}
+        if sheet.unmet and not errors:
+            word = "DOES NOT FIT AS WISHED"
+        elif errors & _REFUSALS:
+            word, label = "DOES NOT START", "refused"
+        else:
+            label = "does not fit"
     lines = [paint(word, *styles)]
     if sheet.launch.argv:
         env = "".join(f"{name}={shlex.quote(value)} " for name, value in sheet.launch.env.items())
-        lines.append(f"launch: {env}{shlex.join(sheet.launch.argv)}")
+        lines.append(f"{label}: {env}{shlex.join(sheet.launch.argv)}")
     return "\n".join(lines)
