@@ -43,6 +43,7 @@ class EngineRules(Struct, frozen=True, kw_only=True):
     second_runner_architectures: tuple[str, ...]
     second_runner_profiles_pictures: bool
     second_runner_profiles_graphs: bool
+    outside: bool = False  # older than the oldest rules or newer than the newest: nobody read this version
 
 
 def version_pair(text: str | None) -> tuple[int, int] | None:
@@ -61,14 +62,16 @@ def _rules(version: str | None) -> EngineRules:
     table = load_toml(_TABLE)
     oldest, newest = _pair(table["oldest"]), _pair(table["newest"])
     asked = version_pair(version)
-    note, name = None, None
+    note, name, outside = None, None, False
     if asked is None:
         used = newest
         said = "not given" if version is None else f"{version!r}, which has no number"
         note = f"engine version {said}: the rules of {table['newest']} are used"
     elif asked > newest:
+        outside = True
         used, note = newest, f"engine {version} is newer than the newest rules ({table['newest']}), which are used"
     elif asked < oldest:
+        outside = True
         used, note = oldest, f"engine {version} is older than the oldest rules ({table['oldest']}), which are used"
     else:
         used, name = asked, _plain(version)
@@ -76,7 +79,7 @@ def _rules(version: str | None) -> EngineRules:
         name: _value(rule["steps"], used) for name, rule in table.items() if isinstance(rule, dict) and "steps" in rule
     }
     values["second_runner_architectures"] = tuple(values["second_runner_architectures"])
-    return EngineRules(version=name or f"{used[0]}.{used[1]}", note=note, **values)
+    return EngineRules(version=name or f"{used[0]}.{used[1]}", note=note, outside=outside, **values)
 
 
 def batch_defaults(rules: EngineRules, total_bytes: int, card_name: str | None) -> tuple[int, int]:

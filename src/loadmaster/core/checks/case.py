@@ -23,6 +23,7 @@ from loadmaster.core.facts import (
     ModelFacts,
     Settings,
 )
+from loadmaster.core.flagtable import releases_looked_at
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _CONTAINERS = ("docker-run", "compose", "kubernetes")
@@ -70,6 +71,12 @@ class LaunchCase:
     def newest_or_since(self, bound: str) -> bool:
         """As :meth:`since`, an unknown version counting as the newest."""
         return self.since(bound) is not False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the version is of a later minor than the newest release whose flags are known."""
+        newest = releases_looked_at()[-1]
+        return self.version is not None and version_key(self.version)[:2] > version_key(newest)[:2]
 
     @property
     def version_words(self) -> str:

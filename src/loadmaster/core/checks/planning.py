@@ -36,7 +36,9 @@ def _of_the_plan(case: LaunchCase, sheet: LoadSheet) -> Iterator[Finding]:
 def _tempered(case: LaunchCase, item: Finding) -> Finding:
     """A finding of the plan as unsure as the facts under the plan are; as severe as the plan has it."""
     assert case.model is not None
-    unsure = case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
+    unsure = (
+        case.ahead or case.since(_OLDEST_RULES) is False or case.model_confidence != "certain" or case.assumed_format
+    )
     if unsure and item.confidence == "certain":
         return structs.replace(item, confidence="likely")
     return item
