@@ -97,7 +97,8 @@ def up(context: click.Context, name: str, foreground: bool, timeout_s: float | N
 
     deployment, places = _opened(_named(name))
     line = Line()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP) if foreground else (signal.SIGTERM,):
+        signal.signal(number, _interrupt)
     begun = None
     try:
         with serve_errors():
@@ -125,6 +126,8 @@ def up(context: click.Context, name: str, foreground: bool, timeout_s: float | N
         sys.exit(_INTERRUPTED)
     finally:
         if foreground and begun is not None and not begun.already:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # it ends already
             _down(deployment, places)
             if begun.process is not None:
                 begun.process.wait(10)
