@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadmaster.core.facts import Quantization
+from loadmaster.core.facts import ModelFacts, Quantization
 from tests.launchcases import cards, codes, dense, found, moe, of, vision
 
 AWQ = Quantization(method="awq", bits=4, group_size=128, zero_point=True, label="awq w4 g128")
@@ -250,3 +250,27 @@ def test_the_schemes_of_all_groups_decide(
             found("vllm serve m", model, cards(1, 80, capability), version=version)
         )
         assert refused == (capability < lowest), capability
+
+
+def test_a_kernel_of_bfloat16_alone_cannot_run_on_an_old_card() -> None:
+    model = dense(quantization=Quantization(method="mxfp4", bits=4, group_size=32, label="mxfp4 g32"))
+    for line in ("vllm serve m", "vllm serve m --dtype half"):
+        (item,) = [
+            one for one in found(line, model, cards(1, 16, (7, 5)), version="0.24.0") if one.code == "quant-dtype"
+        ]
+        assert "no --dtype helps" in item.cause
+        assert not any(fix.argv for fix in item.fixes)
+    assert "quant-dtype" not in codes(found("vllm serve m", model, cards(1, 16, (8, 0)), version="0.24.0"))
+    forced = of(found("vllm serve m --dtype half", model, cards(1, 16, (8, 0)), version="0.24.0"), "quant-dtype")
+    assert forced.fixes[0].argv == ("--dtype", "bfloat16")
+
+
+def test_the_types_are_those_of_the_class_that_reads() -> None:
+    def model(algorithm: str) -> ModelFacts:
+        return dense(quantization=Quantization(method="modelopt", format=algorithm))
+
+    ampere = cards(1, 80, (8, 0))
+    for flag in ("", " --quantization modelopt"):
+        line = "vllm serve m --dtype half" + flag
+        assert "quant-dtype" in codes(found(line, model("MXFP8"), ampere, version="0.24.0"))
+        assert "quant-dtype" not in codes(found(line, model("NVFP4"), ampere, version="0.24.0"))

@@ -298,11 +298,20 @@ def _checkpoint_capability(case: LaunchCase, version: str | None) -> int | None:
     if has == _BY_FORMAT and case.model is not None:
         return _groups_capability(case.model.quantization, version)
     if has == _BY_ALGORITHM and case.model is not None:
-        algorithm = (case.model.quantization.format or "").upper()
-        reader = next((name for part, name in tables["modelopt"].items() if part in algorithm), None)
+        reader = _reader(case)
         return None if reader is None else method_capability(reader, version)
     needed = method_capability(has, version)
     return needed if needed is not None else method_capability(tables["merged"].get(has, ""), version)
+
+
+def _reader(case: LaunchCase) -> str | None:
+    """The method whose class reads the checkpoint: for Model Optimizer that of its algorithm."""
+    has = declared(case)
+    if has is None or case.model is None or has.lower() != _BY_ALGORITHM:
+        return has
+    algorithm = (case.model.quantization.format or "").upper()
+    readers = load_toml("quantization-methods.toml")["modelopt"]
+    return next((name for part, name in readers.items() if part in algorithm), None)
 
 
 def _groups_capability(declared: Quantization, version: str | None) -> int | None:
@@ -390,7 +399,14 @@ def _dtype(case: LaunchCase) -> Iterator[Finding]:
             fixes=[Fix("The type that the card has.", ("--dtype", "half"))],
         )
         return
-    if asked == "auto" and own == "bfloat16" and capability is not None and capability < _BF16_CAPABILITY:
+    kernel = list(_kernel_dtype(case, asked, own))
+    if (
+        not kernel
+        and asked == "auto"
+        and own == "bfloat16"
+        and capability is not None
+        and capability < _BF16_CAPABILITY
+    ):
         yield finding(
             "quant-dtype",
             "The model is bfloat16 and the card has none: the engine changes to float16, which some models overflow.",
@@ -401,7 +417,7 @@ def _dtype(case: LaunchCase) -> Iterator[Finding]:
             fixes=[Fix("Says the same in the command.", ("--dtype", "half"))],
             severity="note",
         )
-    yield from _kernel_dtype(case, asked, own)
+    yield from kernel
     if (
         asked in _FLOAT16
         and own == "bfloat16"
@@ -423,7 +439,8 @@ def _kernel_wants_float16(case: LaunchCase) -> bool:
 
 def _kernel_dtype(case: LaunchCase, asked: str, own: str | None) -> Iterator[Finding]:
     """The kernel that runs takes one type only."""
-    wanted = (requested(case) or declared(case) or "").lower()
+    by_algorithm = (declared(case) or "").lower() == _BY_ALGORITHM
+    wanted = ((None if by_algorithm else requested(case)) or _reader(case) or "").lower()
     allowed = method_dtypes(wanted, case.version)
     if not allowed or (wanted in _PINNED_UNTIL and requested(case) is None):
         return  # without the flag the engine takes the kernel with both types
@@ -432,7 +449,20 @@ def _kernel_dtype(case: LaunchCase, asked: str, own: str | None) -> Iterator[Fin
     effective = names.get(asked) if asked != "auto" else (own if capable else "float16")
     if effective is None or effective in allowed:
         return
-    flag = "half" if allowed == ("float16",) else own if own in allowed else allowed[0]
+    if not capable and not {"float16", "float32"} & set(allowed):
+        assert case.capability is not None
+        yield finding(
+            "quant-dtype",
+            f"The {wanted} kernel takes {' or '.join(allowed)} only, and the card, of compute capability "
+            f"{case.capability[0]}.{case.capability[1]}, has none: no --dtype helps.",
+            evidence=[*case.evidence("--dtype", "--quantization")],
+            fixes=[Fix("A card of compute capability 8.0 or later, or a checkpoint whose kernels take float16.")],
+            confidence="certain" if case.version else "likely",
+        )
+        return
+    if not capable:
+        allowed = tuple(name for name in allowed if name != "bfloat16")
+    flag = "half" if "float16" in allowed and own not in allowed else own if own in allowed else allowed[0]
     yield finding(
         "quant-dtype",
         f"The {wanted} kernel takes {' or '.join(allowed)}, and the launch runs in {effective}"
