@@ -229,6 +229,8 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
         create_app(GatewaySettings(backends=backends, host=host))
     with pytest.raises(SettingsError, match="no backend"):
         create_app(GatewaySettings(backends=()))
+    with pytest.raises(SettingsError, match="no header"):
+        create_app(GatewaySettings(backends=one_backend("http://127.0.0.1:1", api_key="a\r\nX: y")))
     with pytest.raises(SettingsError, match="routes"):
         create_app(GatewaySettings(backends=backends, further_routes=("/pause",)))
     with pytest.raises(SettingsError, match="origin"):
@@ -434,7 +436,7 @@ def test_death_before_the_answer_is_a_plain_error(tmp_path: Path) -> None:
         ((HEAD, chunk(b"data: 1\n\ndata: [DO"), chunk(b"NE]\n\n"), b"0\r\n\r\n"), False, [b"1", b"[DONE]"], None),
         ((HEAD, chunk(b"data: 1\r\n\r\ndata: [DONE]\r\n\r\n"), b"0\r\n\r\n"), False, None, None),
         ((HEAD, chunk(b"data: 1\n\n"), b"0\r\n\r\n"), False, [b"1"], "engine_down"),
-        ((HEAD, chunk(b"data: 1\n\n"), b"zz\r\n"), False, [b"1"], "engine_down"),
+        ((HEAD, chunk(b"data: 1\n\n"), b"zz\r\n"), False, [b"1"], "engine_garbage"),
         ((HEAD, chunk(b'data: {"error": 1}\n\n'), b"0\r\n\r\n"), False, [b'{"error": 1}'], None),
     ],
     ids=["half-event", "split-event", "other-line-ends", "no-done", "broken-chunks", "own-error"],

@@ -204,7 +204,6 @@ class Gateway:
             backend.outstanding += 1
             try:
                 return await relay(
-                    self.backends.session,
                     backend,
                     route,
                     contents.for_model(backend.served_name),
@@ -269,7 +268,8 @@ class Gateway:
             await asyncio.sleep(1)
             late = loop.time() - self.limits.client_timeout_s
             for flight in tuple(self.flights):
-                flight.check_engine()
+                if flight.exchange is not None:
+                    flight.exchange.check(self.limits.first_byte_timeout_s)
                 if flight.writing_since is not None and flight.writing_since < late:
                     flight.stop(ApiError(408, "client_too_slow", "the client did not read its answer"))
                     if flight.request.transport is not None:

@@ -121,6 +121,8 @@ def check_settings(settings: GatewaySettings) -> None:
     for backend in settings.backends:
         if not backend.url.startswith(("http://", "https://")):
             raise SettingsError(f"the backend's address {backend.url!r} does not begin with http:// or https://")
+        if backend.api_key is not None and not (backend.api_key.isascii() and backend.api_key.isprintable()):
+            raise SettingsError(f"the key for the backend of {backend.model} has letters that no header can hold")
         if backend.concurrency < 1:
             raise SettingsError(f"the backend of {backend.model} may answer {backend.concurrency} requests at once")
     if not 0 <= settings.port <= 65535:

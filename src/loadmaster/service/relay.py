@@ -7,19 +7,24 @@ engine that dies never leaves half an event, and every stream that is not finish
 from __future__ import annotations
 
 import asyncio
-import io
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
 from loadmaster.service.backends import Backend
 from loadmaster.service.errors import MESSAGES_ROUTE, RESPONSES_ROUTE, ApiError, engine_error, error_event
 from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE, LimitSettings
+from loadmaster.service.upstream import (
+    Exchange,
+    FramingError,
+    SilenceError,
+    UpstreamError,
+    connect,
+    request_head,
+)
 
 MOST_EVENT_BYTES = 16 << 20
 MOST_ERROR_BYTES = 1 << 20
-_ONE_PIECE = 1 << 20
 
 # What the last event of a whole stream holds.
 _ENDS: dict[str, tuple[bytes, ...]] = {
@@ -42,24 +47,12 @@ class Flight:
         self.task = task
         self.request = request
         self.name = name
-        self.engine: aiohttp.ClientResponse | None = None
+        self.exchange: Exchange | None = None
         self.stopped: ApiError | None = None
         self.writing_since: float | None = None
         self.first_byte_at: float | None = None
         self.bytes_out = 0
         self.broken = False
-
-    def check_engine(self) -> None:
-        """End the wait for an engine whose connection is closed though its answer has no end.
-
-        The client library closes it when the framing is broken, and tells nobody who waits for more.
-        """
-        answer = self.engine
-        if answer is None or answer.content.is_eof() or answer.content.exception() is not None:
-            return
-        transport = answer.connection.transport if answer.connection is not None else None
-        if transport is None or transport.is_closing():
-            answer.content.set_exception(aiohttp.ClientPayloadError("the connection closed in the middle"))
 
     def stop(self, why: ApiError) -> None:
         if self.stopped is None:
@@ -75,65 +68,59 @@ def _garbage(what: str) -> ApiError:
     return ApiError(502, "engine_garbage", f"the engine answered {what}")
 
 
-def fault(error: Exception) -> ApiError:
-    """What a failure of the connection to the engine means to the client."""
-    if isinstance(error, TimeoutError):
+def fault(error: UpstreamError) -> ApiError:
+    """What a failure of the exchange with the engine means to the client."""
+    if isinstance(error, SilenceError):
         return ApiError(504, "engine_silent", "the engine was silent for too long")
-    if isinstance(error, aiohttp.ClientResponseError):
+    if isinstance(error, FramingError):
         return _garbage("with something that is not HTTP")
     return _died("its connection closed")
 
 
 async def relay(
-    session: aiohttp.ClientSession,
-    backend: Backend,
-    route: str,
-    content: bytes,
-    flight: Flight,
-    headers: dict[str, str],
-    limits: LimitSettings,
+    backend: Backend, route: str, content: bytes, flight: Flight, headers: dict[str, str], limits: LimitSettings
 ) -> web.StreamResponse:
     """Send ``content`` to the engine and its answer to the client.
 
     Raises :class:`NotConnectedError` when nothing was sent, :class:`ApiError` when nothing was answered.
     """
-    loop = asyncio.get_running_loop()
     sent = backend.headers() | {"Content-Type": "application/json", "X-Request-Id": flight.name}
-    data = content if len(content) < _ONE_PIECE else io.BytesIO(content)
+    head = request_head(backend.url, route, sent, len(content))
     try:
-        answer = await session.post(backend.url + route, data=data, headers=sent, allow_redirects=False)
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        exchange = await connect(backend.url, limits.connect_timeout_s)
+    except OSError as error:
         raise NotConnectedError from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    flight.exchange = exchange
+    try:
+        await exchange.send(head, content)
+        del content
+        status = await exchange.head()
+        kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if status == 200 and kind == "text/event-stream":
+            return await _stream(exchange, backend, route, flight, headers)
+        body = await _read(exchange, limits.max_answer_bytes if status < 400 else MOST_ERROR_BYTES)
+    except UpstreamError as error:
         backend.look.set()
         raise fault(error) from error
-    flight.engine = answer
-    async with answer:
-        kind = answer.content_type
-        if answer.status == 200 and kind == "text/event-stream":
-            return await _stream(answer, backend, route, flight, headers)
-        try:
-            body = await _read(answer, limits.max_answer_bytes if answer.status < 400 else MOST_ERROR_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            backend.look.set()
-            raise fault(error) from error
-        if answer.status >= 400:
-            if answer.status in (401, 403):
-                raise ApiError(502, "engine_refuses_gateway", "the engine does not accept the gateway's key")
-            wait = answer.headers.get("Retry-After", "")
-            if wait.isascii() and wait.isdigit():
-                headers = headers | {"Retry-After": wait[:6]}
-            return _whole(answer.status, engine_error(answer.status, bytes(body), kind, route), headers, flight)
-        if answer.status != 200:
-            raise _garbage(f"with status {answer.status}")
-        if kind != "application/json":
-            raise _garbage(f"with {kind[:60]} instead of JSON")
-        try:
-            msgspec.json.decode(body, type=msgspec.Raw)
-        except (msgspec.MsgspecError, RecursionError):
-            raise _garbage("with damaged JSON") from None
-        backend.answered_at = loop.time()
-        return _whole(200, bytes(body), headers, flight)
+    finally:
+        exchange.close()
+    if status >= 400:
+        if status in (401, 403):
+            raise ApiError(502, "engine_refuses_gateway", "the engine does not accept the gateway's key")
+        wait = exchange.headers.get("retry-after", "")
+        if wait.isascii() and wait.isdigit():
+            headers = headers | {"Retry-After": wait[:6]}
+        return _whole(status, engine_error(status, body, kind, route), headers, flight)
+    if status != 200:
+        raise _garbage(f"with status {status}")
+    if kind != "application/json":
+        raise _garbage(f"with {kind[:60]} instead of JSON")
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.MsgspecError, RecursionError):
+        raise _garbage("with damaged JSON") from None
+    backend.answered_at = asyncio.get_running_loop().time()
+    return _whole(200, body, headers, flight)
 
 
 def _whole(status: int, body: bytes, headers: dict[str, str], flight: Flight) -> web.Response:
@@ -142,13 +129,13 @@ def _whole(status: int, body: bytes, headers: dict[str, str], flight: Flight) ->
     return web.Response(status=status, body=body, headers=headers, content_type="application/json")
 
 
-async def _read(answer: aiohttp.ClientResponse, most: int) -> bytearray:
+async def _read(exchange: Exchange, most: int) -> bytes:
     body = bytearray()
-    while part := await answer.content.readany():
+    while part := await exchange.read():
         body += part
         if len(body) > most:
             raise _garbage(f"with more than {most:,} bytes")
-    return body
+    return bytes(body)
 
 
 def events_end(part: bytes | bytearray) -> int:
@@ -159,14 +146,14 @@ def events_end(part: bytes | bytearray) -> int:
 
 
 async def _stream(
-    answer: aiohttp.ClientResponse, backend: Backend, route: str, flight: Flight, headers: dict[str, str]
+    exchange: Exchange, backend: Backend, route: str, flight: Flight, headers: dict[str, str]
 ) -> web.StreamResponse:
     loop = asyncio.get_running_loop()
     response = web.StreamResponse(
         headers=headers | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
     response.headers["X-Accel-Buffering"] = "no"
-    read = answer.content.readany
+    read = exchange.read
     held = bytearray()
     last: bytes | bytearray = b""
     problem: ApiError | None = None
@@ -174,7 +161,7 @@ async def _stream(
         while True:
             try:
                 part: bytes | bytearray = await read()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except UpstreamError as error:
                 problem = fault(error)
                 break
             if not part:
