@@ -84,7 +84,12 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
             by = f"process {found[0]} {found[1]}" if found else "another deployment or process"
             said(f"port {deployment.engine.port} is held by {by}; the engine gets {port}")
         write_configuration(deployment, places)
-        return Begun(already=False, port=port, prepared=prepared, process=start(places, foreground=foreground))
+        try:
+            process = start(places, foreground=foreground)
+        except BaseException:  # Ctrl-C as well: what has begun by halves is ended
+            sweep(places, said)
+            raise
+        return Begun(already=False, port=port, prepared=prepared, process=process)
 
 
 def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show: Callable[[Status], None]) -> Status:
