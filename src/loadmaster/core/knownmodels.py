@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from loadmaster.core.architectures import family_of
 from loadmaster.core.facts import ModelFacts, Quantization
 from loadmaster.core.modelconfig import processor, text_config, vision_config
 from loadmaster.core.quantization import CONFIG_KEYS, quantization
@@ -29,6 +30,7 @@ _GGUF = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_NAME = 4096
+BY_NAME = ", by its name"  # ends the label of a quantisation that only the name tells
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,10 +57,30 @@ class _Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    families: frozenset[str]
+    experts: bool
+    most_bits: int
+    methods: frozenset[str]
+    modules: tuple[str, ...]
+    words: str
+    source: str
+
+
+class _LeftAlone(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    least: tuple[str, ...]
+    smallest_group: int
+    most_with_experts: tuple[str, ...]
+    most_without_experts: tuple[str, ...]
+    kept: tuple[_Kept, ...]
+
+
 class _Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: _Parts
     dtype: dict[str, str]
     scheme: tuple[_Scheme, ...]
+    left_alone: _LeftAlone
 
 
 @lru_cache(maxsize=1)
@@ -183,10 +205,10 @@ def _facts(name: str, entry: KnownModel, owner: str | None, stored: list[str]) -
         config["quantization_config"] = dict(scheme.declared)
     declared = quantization(config)
     if scheme is not None:
-        declared = msgspec.structs.replace(declared, label=f"{declared.label}, by its name")
+        declared = msgspec.structs.replace(declared, label=f"{declared.label}{BY_NAME}")
         notes.append(f"quantisation assumed from the name: {'-'.join(stored)} is read as {declared.label}")
     architectures = config.get("architectures")
-    return ModelFacts(
+    facts = ModelFacts(
         name=name,
         format="known",
         architecture=architectures[0] if architectures else None,
@@ -199,6 +221,49 @@ def _facts(name: str, entry: KnownModel, owner: str | None, stored: list[str]) -
         config=config,
         notes=tuple(notes),
     )
+    return facts if scheme is None else _usual_build(facts)
+
+
+def _usual_build(facts: ModelFacts) -> ModelFacts:
+    """With what builds of this family usually leave at 16 bits, said to be assumed."""
+    family, experts = family_of(facts.architecture).name, bool(facts.text.num_experts)
+    bits, method = facts.quantization.bits, facts.quantization.method
+    kept = next(
+        (
+            entry
+            for entry in _names().left_alone.kept
+            if family in entry.families
+            and experts is entry.experts
+            and method in entry.methods
+            and bits is not None
+            and bits <= entry.most_bits
+        ),
+        None,
+    )
+    ends = "all linear layers but the head" + (" and the routed experts alone" if experts else " and the MLPs alone")
+    words = kept.words if kept is not None else "nothing but the head"
+    note = f"the build is taken to leave {words} at 16 bits; the bounds of the weights are builds that pack {ends}"
+    ignore = facts.quantization.ignore
+    if kept is not None:
+        ignore = tuple(dict.fromkeys([*ignore, "lm_head", *kept.modules]))
+    changed = msgspec.structs.replace(facts.quantization, ignore=ignore)
+    return msgspec.structs.replace(facts, quantization=changed, notes=(*facts.notes, note))
+
+
+def format_by_name(model: ModelFacts) -> bool:
+    """Whether the checkpoint's quantisation is only read off its name."""
+    return model.format == "known" and (model.quantization.label or "").endswith(BY_NAME)
+
+
+def smallest_group() -> int:
+    """Weights that share a scale in the finest integer builds that are published."""
+    return _names().left_alone.smallest_group
+
+
+def left_alone(model: ModelFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Modules that builds of few bits leave at 16 bits: the fewest, and the most that are published."""
+    table = _names().left_alone
+    return table.least, table.most_with_experts if model.text.num_experts else table.most_without_experts
 
 
 def _gguf_facts(name: str, entry: KnownModel, number_format: str | None) -> ModelFacts:
@@ -214,7 +279,7 @@ def _gguf_facts(name: str, entry: KnownModel, number_format: str | None) -> Mode
         processor=None,
         auto_map=False,
         config=_without_quantization(facts.config),
-        quantization=Quantization(method="gguf", label=f"{kind}, by its name"),
+        quantization=Quantization(method="gguf", label=f"{kind}{BY_NAME}"),
         notes=tuple(notes),
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from loadmaster.core.assumedweights import rank_weights
 from loadmaster.core.cache import bytes_for_context, cache_capacity, cache_layout, cached_bytes, largest_context
 from loadmaster.core.enginerules import EngineRules, rules_for
 from loadmaster.core.facts import (
@@ -33,7 +34,6 @@ from loadmaster.core.facts import (
 from loadmaster.core.pictures import PictureRules, image_plan, picture_rules
 from loadmaster.core.ranks import RankMemory, rank_memory
 from loadmaster.core.settings import effective_settings
-from loadmaster.core.shards import shard_weights
 from loadmaster.core.verdict import findings_of, fits_of
 
 _MOST_RANKS = 4096
@@ -63,11 +63,11 @@ def plan_of(model: ModelFacts, gpus: Sequence[GpuFacts], launch: LaunchArgs, eng
     """Plan a launch. What is unknown is said in ``notes``; never raises for what a model or a command can contain."""
     rules = rules_for(engine)
     settings = effective_settings(launch, model, gpus, engine)
-    notes = [] if rules.note is None else [rules.note]
+    notes = [*model.notes, *([] if rules.note is None else [rules.note])]
     try:
         if settings.tensor_parallel_size * settings.pipeline_parallel_size > _MOST_RANKS:
             raise ValueError(f"more than {_MOST_RANKS:,} ranks are asked for")
-        weights = shard_weights(model, settings)
+        weights = rank_weights(model, settings)
     except ValueError as problem:
         weights = ()
         notes.append(f"the weights cannot be spread over the cards: {problem}")

@@ -24,11 +24,11 @@ from loadmaster.core.facts import (
     Settings,
 )
 from loadmaster.core.flagtable import releases_looked_at
+from loadmaster.core.knownmodels import BY_NAME
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _CONTAINERS = ("docker-run", "compose", "kubernetes")
 _PLACEHOLDER = re.compile(r"\$[({A-Za-z_]|\{\{|^<.*>$")
-_BY_NAME = ", by its name"  # how core.knownmodels marks an assumed quantisation
 SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -264,13 +264,13 @@ class LaunchCase:
     @property
     def assumed_format(self) -> bool:
         """Whether the checkpoint's quantisation is only read off its name."""
-        return self.model is not None and (self.model.quantization.label or "").endswith(_BY_NAME)
+        return self.model is not None and (self.model.quantization.label or "").endswith(BY_NAME)
 
     @property
     def format_label(self) -> str:
         """The checkpoint's quantisation for people, without what it is read from."""
         label = self.model.quantization.label if self.model is not None else None
-        return (label or "").removesuffix(_BY_NAME)
+        return (label or "").removesuffix(BY_NAME)
 
     def model_evidence(self, text: str) -> Evidence:
         """Evidence from the model's configuration, with where it comes from."""
