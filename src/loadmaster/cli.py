@@ -7,6 +7,7 @@ command runs, so that ``--help`` works at once, offline and without a GPU.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 import click
 
 from loadmaster import __version__
-from loadmaster.failure import COULD_NOT_TELL, USAGE, Failure
-from loadmaster.terminal import begin_result, result_begun, write_result
+from loadmaster.failure import COULD_NOT_TELL, PROBLEM, USAGE, Failure
+from loadmaster.terminal import begin_result, close_stdout, result_begun, write_result
 
 # name -> (module, what it does in one line); the module has a click command of the same name
 TABLE = {
@@ -44,6 +45,9 @@ HIDDEN = {
     "run-engine": ("serve", "Run the engine of a deployment"),
     "run-web": ("serve", "Run the gateway of a deployment"),
 }
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
 class Table(click.Group):
@@ -98,6 +102,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--json" in asked and error.exit_code in (USAGE, COULD_NOT_TELL) and not result_begun():
             show_as_json(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # help and version are written by click itself
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        close_stdout()
+        if error.errno != errno.EPIPE:
+            Failure(f"cannot write the result: {error.strerror}").show()
+        sys.exit(PROBLEM)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)

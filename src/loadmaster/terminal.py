@@ -35,13 +35,14 @@ def write_result(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has gone: keep Python from complaining when it flushes again at exit
-        _close_stdout()
+        close_stdout()
     except OSError as error:
-        _close_stdout()
+        close_stdout()
         raise Failure(f"cannot write the result: {error.strerror or error}", exit_code=PROBLEM) from None
 
 
-def _close_stdout() -> None:
+def close_stdout() -> None:
+    """Sends what is still to be flushed nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -156,10 +156,11 @@ def test_a_context_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixt
     assert code == 2 and "write 32768, 32k (32,000) or 32K (32,768)" in err
 
 
-def test_a_result_that_cannot_be_written_is_said(here: Path) -> None:
+@pytest.mark.parametrize("arguments", [["inspect", "q"], ["--help"], ["check", "--help"], ["--version"]])
+def test_a_result_that_cannot_be_written_is_said(arguments: list[str], here: Path) -> None:
     write_sample("Qwen3-8B", "bf16", here / "q", layers=1)
     with Path("/dev/full").open("w") as full:
-        words = [sys.executable, "-m", "loadmaster", "inspect", "q"]
+        words = [sys.executable, "-m", "loadmaster", *arguments]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "error: cannot write the result: No space left on device\n")
 

@@ -131,7 +131,8 @@ def _is_missing(path: str, launch: LaunchArgs, folder: Path) -> bool:
 
 def is_local_path(text: str) -> bool:
     """Whether the text is a path for certain: no hub name, no template written out, no variable in it."""
-    return text.startswith(("/", "./", "../", "~/")) and not any(mark in text for mark in "${}\n%")
+    begins, ends = text.startswith(("/", "./", "../", "~/")), text.endswith((".jinja", ".jinja2", ".j2"))
+    return (begins or ends) and not any(mark in text for mark in "${}\n%")
 
 
 def place_of(path: str, launch: LaunchArgs, folder: Path) -> Path | None:

@@ -66,7 +66,9 @@ def _fix(launch: LaunchArgs) -> Fix:
     if launch.repaired:
         return Fix("The whole command, its lines joined again.", command=launch.repaired)
     if not launch.argv or any(CUT in item.text for item in launch.damage):
-        return Fix("Join the lines again: a backslash as the last character of every line but the last.")
+        return Fix(
+            "Join the lines again: the mark that continues a line as the last character of every line but the last."
+        )
     from shlex import join, quote
 
     words = [f"{name}={quote(value)}" for name, value in launch.env.items()]
