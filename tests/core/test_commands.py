@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -507,3 +508,23 @@ def test_a_damaged_command_is_read_whole_too(
 def test_a_whole_command_has_nothing_to_put_right() -> None:
     launch = read("vllm serve m \\\n --port 8")
     assert (launch.whole, launch.repaired, launch.damage) == (None, None, ())
+
+
+def test_what_cannot_be_read_beside_the_launch_leaves_it_alone() -> None:
+    deep = "true"
+    for _ in range(4):
+        deep = "bash -c " + shlex.quote(deep + "; vllm serve inner")
+    launch = read("vllm serve m --port 8\n" + deep)
+    assert (launch.model, launch.flags) == ("m", {"--port": 8})
+    assert len(launch.others) == 1
+
+
+def test_many_breaks_are_put_right_within_a_second() -> None:
+    import time
+
+    text = "vllm serve m \\ \n" + " --port 8 # x\n --seed 3 \\ \n\n" * 300
+    began = time.perf_counter()
+    launch = read(text)
+    assert time.perf_counter() - began < 2
+    assert launch.model == "m" and launch.flags == {} and launch.damage
+    assert (launch.whole, launch.repaired) == (None, None)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from loadmaster.core.commands import windows
+from loadmaster.core.commands.arithmetic import with_arithmetic
 from loadmaster.core.commands.docker import run_start
-from loadmaster.core.commands.found import CUT, Found
+from loadmaster.core.commands.dockerfile import is_dockerfile, read_dockerfile
+from loadmaster.core.commands.found import CUT, CommandError, Found
 from loadmaster.core.commands.invocation import MENTION, find, find_in_text, known_flags_in
 from loadmaster.core.commands.nothing import explain, other_engine
 from loadmaster.core.commands.parameters import Variables
@@ -20,6 +23,7 @@ _LAUNCH_LINE = re.compile(r"vllm\s+serve\b|vllm\.entrypoints\.|\b(?:docker|podma
 _SETTING_LINE = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=")
 _COMMENTED = re.compile(r"^(\s*)#\s?(?=\S)", re.MULTILINE)
 
+_CONTINUED_RETURN = re.compile(r"\\\r\n")
 _MOST_BREAKS = 30
 _MOST_FURTHER = 20
 _LONGEST_REPAIR = 20_000  # characters
@@ -32,7 +36,10 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
 
     ``read_document`` reads what a here-document holds (a compose file, a manifest), None if it is no such thing.
     """
+    returned = _CONTINUED_RETURN.search(text)
+    before = text[: returned.start()].count("\n") + 1 if returned else 0
     text, damage = clean(text)
+    text = with_arithmetic(text)
     found = _first(text, read_document, 0)
     if found is None:
         raise explain(without_prompts(text))
@@ -40,11 +47,15 @@ def read_shell_text(text: str, read_document: Reader | None = None) -> Found:
         raise explain(without_prompts(text))
     found.damage[:0] = damage
     if windows.dialect(text) == "posix":
+        if before and found.command:
+            words = "a carriage return behind the backslash (Windows line ends): a shell does not join such lines"
+            found.damage.insert(0, Evidence("command", words, before))
         plain = without_prompts(text)
-        if found.damage:
-            _put_right(found, plain)
-        if found.command and len(_LAUNCH_LINE.findall(plain)) > 1:
-            found.others = list(_further(plain))
+        with suppress(CommandError):  # what cannot be read beside the launch leaves the launch as it is
+            if found.damage:
+                _put_right(found, plain)
+            if found.command and len(_LAUNCH_LINE.findall(plain)) > 1:
+                found.others = list(_further(plain))
     return found
 
 
@@ -54,6 +65,8 @@ def _first(text: str, read_document: Reader | None, depth: int) -> Found | None:
         found = _windows(text, dialect)
         if found is not None:
             return found
+    if depth == 0 and is_dockerfile(text) and (found := read_dockerfile(text)) is not None:
+        return found
     plain = without_prompts(text)
     shell = Shell(plain)
     found = _posix(shell)
@@ -167,6 +180,8 @@ def _put_right(found: Found, text: str) -> None:
             break
         for line, kind in shell.breaks.items():
             _join(lines, line, kind)
+    else:
+        return  # too long, or broken in too many places
     if whole is None or not whole.command:
         return
     found.whole = whole
