@@ -273,6 +273,19 @@ def test_leftovers_of_downloads(model: Path, name: str) -> None:
     assert "4 bytes" in finding.evidence[0].text
 
 
+@pytest.mark.parametrize(
+    ("leftover", "severity"), [("x.safetensors.incomplete", "error"), ("y.aria2", "error"), ("z.lock", "warning")]
+)
+def test_leftovers_beside_a_missing_shard(model: Path, leftover: str, severity: str) -> None:
+    shard = sorted(model.glob("*.safetensors"))[0]
+    shard.unlink()
+    (model / leftover).write_bytes(b"1234")
+    found = {item.code: item for item in read_model(str(model)).findings}
+    assert found["weights-missing-shard"].severity == "error"
+    assert found["download-incomplete"].severity == severity
+    assert ("1 weight file is not there" in found["download-incomplete"].cause) == (severity == "error")
+
+
 def test_missing_small_files(model: Path) -> None:
     for name in ("tokenizer.json", "generation_config.json", "config.json"):
         (model / name).unlink()

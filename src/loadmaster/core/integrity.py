@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -336,7 +336,8 @@ def missing_file(code: str, name: str, title: str, cause: str, severity: Severit
     )
 
 
-def leftovers(files: Mapping[str, int | None], origin: Origin) -> Finding:
+def leftovers(files: Mapping[str, int | None], origin: Origin, missing: Collection[str] = ()) -> Finding:
+    """``missing``: weight files that are not there. With any of them the download is surely not finished."""
     items = [
         BadFile(name, f"{size:,} bytes" if size is not None else "a dangling link") for name, size in files.items()
     ]
@@ -344,10 +345,15 @@ def leftovers(files: Mapping[str, int | None], origin: Origin) -> Finding:
     fix = download_fix(origin, [], "Resume the download, or remove the leftovers if it is complete")
     return Finding(
         code="download-incomplete",
-        severity="warning",
+        severity="error" if missing else "warning",
         title=f"{_count(len(items), 'leftover')} of an unfinished download, {total:,} bytes",
-        cause="A downloader leaves such files while it works or after it was stopped",
+        cause="A downloader leaves such files while it works or after it was stopped"
+        + (
+            f"; {_count(len(missing), 'weight file')} {'is' if len(missing) == 1 else 'are'} not there"
+            if missing
+            else ""
+        ),
         evidence=_files(items),
         fixes=(fix,),
-        confidence="likely",
+        confidence="certain" if missing else "likely",
     )

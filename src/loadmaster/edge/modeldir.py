@@ -74,7 +74,9 @@ def read_source(source: ModelSource) -> ModelFacts:
         findings.append(no_weights(source.origin, [name for name in source.files if name.endswith(others)]))
     unfinished = {name: size for name, size in source.files.items() if name.endswith(LEFTOVER_SUFFIXES)}
     if unfinished:
-        findings.append(leftovers(unfinished, source.origin))
+        halves = [name for name in unfinished if not name.endswith(".lock")]
+        missing = [file.name for file in report.files if file.status == "missing"] if halves else []
+        findings.append(leftovers(unfinished, source.origin, missing))
     return _facts(source, config, side, report, findings)
 
 
