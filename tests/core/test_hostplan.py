@@ -292,6 +292,16 @@ def test_longest_context_fits_and_the_next_does_not() -> None:
     assert plan(model, f"-c {longest + 256} {quiet}", host=host).fits is not True
 
 
+def test_requests_at_once_are_those_that_memory_holds() -> None:
+    model, host = facts(context=1 << 20), HostFacts(memory_total_bytes=2 * GIB)
+    quiet = "-np 1 --cache-ram 0 --ctx-checkpoints 0"
+    cache = plan(model, f"-c 4096 {quiet}", host=host).kv_cache
+    assert cache is not None and cache.max_concurrency == 1 and cache.largest_model_len is not None
+    beyond = plan(model, f"-c {2 * cache.largest_model_len} {quiet}", host=host)
+    assert beyond.fits is not True and beyond.kv_cache is not None
+    assert beyond.kv_cache.max_concurrency == pytest.approx(0.5)
+
+
 def test_engine_shortens_the_context_itself() -> None:
     model, host = facts(context=1 << 22), HostFacts(memory_total_bytes=4 * GIB)
     sheet = plan(model, host=host)

@@ -306,6 +306,13 @@ def test_the_smallest_card_decides() -> None:
     assert "gpus-unequal" in {item.code for item in mixed.findings}
 
 
+def test_the_format_of_plain_weights_is_known() -> None:
+    assert plan(TEXT_8B, cards(48), "--max-model-len 4096").model.quantization == "bfloat16, not quantised"
+    online = plan(TEXT_8B, cards(48), "--max-model-len 4096 --quantization fp8").model.quantization
+    assert online == "fp8, quantised while loading"
+    assert plan(ModelFacts(name="m"), cards(48), "--max-model-len 4096").model.quantization is None
+
+
 def test_other_processes_count_as_context() -> None:
     free = plan(MOE_35B, cards(24, 24), ARTICLE)
     taken = plan(MOE_35B, cards(24, 24, free_bytes=22 * GIB), ARTICLE)

@@ -34,7 +34,7 @@ from loadmaster.core.facts import (
 )
 from loadmaster.core.hostneed import HostNeed, host_need
 from loadmaster.core.hostsettings import HostFlags, HostSettings, host_settings, launch_flags
-from loadmaster.core.review import weights_are_whole
+from loadmaster.core.review import damage_words
 from loadmaster.core.tables import load_toml
 
 _PEAKS = ("start", "steady", "serving")
@@ -70,9 +70,10 @@ def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engin
             findings.append(_does_not_fit(model, flags, settings, need, room, total, engine))
     else:
         findings.append(_cannot_plan(model))
-    if fits is True and not weights_are_whole(model):
-        fits = None
-        notes.insert(0, "the file is damaged: the figures are of what can be read of it, not of all")
+    damage = damage_words(model)
+    if damage is not None:
+        fits = None if fits is True else fits
+        notes.insert(0, damage)
     if any(item.severity == "error" for item in flaws):
         fits = False  # the engine does not start
     if total is None:
@@ -178,7 +179,7 @@ def _kv_cache(
         block_tokens=None,
         blocks=None,
         tokens=settings.context,
-        max_concurrency=float(settings.streams),
+        max_concurrency=_at_once(settings, need, room, largest),
         bytes_per_request_at_max_len=request,
         max_model_len=settings.context_per_slot,
         largest_model_len=largest,
@@ -188,6 +189,13 @@ def _kv_cache(
             else (f"{settings.context_per_slot:,} tokens for each of {settings.slots} slots",)
         ),
     )
+
+
+def _at_once(settings: HostSettings, need: HostNeed, room: int | None, largest: int | None) -> float | None:
+    """Requests of the full length that memory holds: as many as there are streams, else the share that fits."""
+    if room is None or not need.known or need.high <= room:
+        return float(settings.streams)
+    return None if largest is None else min(1.0, largest / settings.context_per_slot) * settings.streams
 
 
 def _largest_context(model: ModelFacts, flags: HostFlags, room: int, engine: EngineFacts) -> int | None:

@@ -207,6 +207,17 @@ def _say_unknowns(model: ModelFacts, settings: Settings, pictures: PictureRules 
 # ------------------------------------------------------------------------------------------------ the sheet
 
 
+def _format_words(model: ModelFacts, settings: Settings) -> str | None:
+    """How the weights are stored; None when neither files nor a configuration say."""
+    said = model.quantization.label or model.quantization.method
+    if said is not None or not (model.tensors or model.config):
+        return said
+    own = model.text.dtype
+    if settings.quantization is not None:
+        return f"{settings.quantization}, quantised while loading"
+    return f"{own}, not quantised" if own is not None else "not quantised"
+
+
 def load_sheet(plan: Plan) -> LoadSheet:
     """Draw the load sheet of a plan: cards, cache, verdict and findings."""
     loads = tuple(card_load(plan, rank) for rank in plan.ranks)
@@ -216,7 +227,7 @@ def load_sheet(plan: Plan) -> LoadSheet:
         engine=plan.engine,
         model=ModelSummary(
             architecture=model.architecture,
-            quantization=model.quantization.label or model.quantization.method,
+            quantization=_format_words(model, plan.settings),
             parameters=model.parameters,
             name=model.name,
             weight_bytes=model.weight_bytes,
