@@ -222,3 +222,9 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         assert error.message
     else:
         assert all(gpu.total_bytes > 0 for gpu in gpus)
+
+
+def test_cards_before_volta_are_known() -> None:
+    for name, gib in (("GTX1080Ti", 11), ("GTX 1080", 8), ("GTX1070", 8), ("GTX 1060", 6)):
+        (card,) = parse_gpu_spec(name)
+        assert card.compute_capability == (6, 1) and card.total_bytes < gib * GIB

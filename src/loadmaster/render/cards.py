@@ -12,6 +12,8 @@ from loadmaster.render.visible import shown
 
 def cards_text(cards: Sequence[GpuFacts], paint: Paint = plain) -> str:
     """One paragraph a card; what is unknown is said to be."""
+    if not cards:
+        return "no GPU: planned for the host's memory, with llama.cpp"
     return "\n\n".join(_card(card, paint) for card in shown(cards, lines=False))
 
 
