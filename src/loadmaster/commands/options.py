@@ -11,6 +11,9 @@ import click
 from loadmaster.failure import Failure
 
 
+_MOVING = ("latest", "nightly", "main", "dev")
+
+
 class FlagsAfterDashes(click.Command):
     """A command whose last words are the engine's and follow ``--``; says so where the two dashes are missing.
 
@@ -53,5 +56,15 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def engine_version_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
-        "--engine-version", metavar="V", help="vLLM release, such as 0.24.0; the newest rules if left out."
+        "--engine-version",
+        metavar="V",
+        callback=_engine_version,
+        help="vLLM release, such as 0.24.0; the newest rules if left out.",
     )(command)
+
+
+def _engine_version(ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A version that can be compared, or one of the names of a moving one."""
+    if value is None or value.lower() in _MOVING or re.match(r"v?\d+\.\d+|b?\d{3,}$", value):
+        return value
+    raise click.BadParameter(f"{value!r} is no version; give a release such as 0.24.0, or leave it out")

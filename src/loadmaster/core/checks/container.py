@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.commands.found import image_version
+from loadmaster.core.engineversion import version_key
 from loadmaster.core.facts import Evidence, Finding, Fix
 
 _RESERVATION = "deploy: {resources: {reservations: {devices: [{driver: nvidia, count: all, capabilities: [gpu]}]}}}"
 
 
 def check_container(case: LaunchCase) -> Iterator[Finding]:
-    """Cards for the container."""
+    """The engine in the image against the version that is checked; cards for the container."""
+    yield from _image(case)
     if case.launch.gpu_access is not False or case.launch.kind not in ("docker-run", "compose"):
         return
     if case.launch.kind == "compose":
@@ -27,6 +30,22 @@ def check_container(case: LaunchCase) -> Iterator[Finding]:
         evidence=[Evidence("command", words)],
         fixes=fixes,
         confidence="likely",
+    )
+
+
+def _image(case: LaunchCase) -> Iterator[Finding]:
+    tagged = image_version(case.launch.image)
+    if tagged is None or case.version is None:
+        return
+    parts = 3 if min(tagged.count("."), case.version.count(".")) > 1 else 2  # "0.24" says nothing of the patch
+    if version_key(tagged)[:parts] == version_key(case.version)[:parts]:
+        return
+    yield finding(
+        "flag-conflict",
+        f"The image has vLLM {tagged}, and the command is checked for {case.version}.",
+        evidence=[Evidence("command", f"image {case.launch.image}"), Evidence("command", f"version {case.version}")],
+        fixes=[Fix(f"Check it for what the image has: --engine-version {tagged}, or leave that out.")],
+        severity="warning",
     )
 
 
