@@ -10,7 +10,6 @@ import click
 
 from loadmaster.failure import Failure
 
-
 _MOVING = ("latest", "nightly", "main", "dev")
 
 
