@@ -27,22 +27,23 @@ def test_a_whole_checkpoint_with_good_flags_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
+    ("code", "status", "words"),
     [
-        ("weights-truncated", "truncated"),
-        ("weights-missing-shard", "missing"),
-        ("weights-lfs-pointer", "lfs-pointer"),
-        ("header-invalid", "header-invalid"),
-        ("config-invalid", "ok"),
+        ("weights-truncated", "truncated", "is damaged"),
+        ("weights-missing-shard", "missing", "is damaged"),
+        ("weights-lfs-pointer", "lfs-pointer", "is damaged"),
+        ("header-invalid", "header-invalid", "is damaged"),
+        ("config-invalid", "ok", "is not complete"),
+        ("processor-missing", "ok", "is not complete"),
     ],
 )
-def test_damaged_files_come_first_and_nothing_fits_for_sure(code: str, status: str) -> None:
+def test_damaged_files_come_first_and_nothing_fits_for_sure(code: str, status: str, words: str) -> None:
     model = damaged(code, status)
-    assert not weights_are_whole(model)
+    assert weights_are_whole(model) is (status == "ok")
     sheet = plan(model, cards(24, 24), ROOM)
     assert sheet.fits is None
     assert sheet.findings[0].code == code
-    assert "damaged" in sheet.notes[0]
+    assert words in sheet.notes[0]
     assert plan(model, cards(12), "").fits is False  # what is there is too much already
 
 

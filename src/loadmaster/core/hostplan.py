@@ -70,7 +70,7 @@ def make_host_plan(model: ModelFacts, host: HostFacts, launch: LaunchArgs, engin
             findings.append(_does_not_fit(model, flags, settings, need, room, total, engine))
     else:
         findings.append(_cannot_plan(model))
-    damage = damage_words(model)
+    damage = damage_words(model, model.findings)
     if damage is not None:
         fits = None if fits is True else fits
         notes.insert(0, damage)

@@ -20,6 +20,7 @@ from loadmaster.core.checks.parallel import check_parallel
 from loadmaster.core.facts import Finding, LoadSheet, ModelFacts, Settings
 
 _WITHOUT_BYTES = frozenset({"missing", "truncated", "lfs-pointer", "header-invalid", "unreadable"})
+_ABOUT_WEIGHTS = ("weights-", "header-", "tensor-", "download-")
 _REFUSED_VALUES = frozenset({"flag-value-invalid", "context-beyond-model"})
 # the plan says these itself, with its own figures and fixes
 _PLAN_SAYS = frozenset({"one-gpu-idle", "gpus-unequal", "tp-exceeds-gpus"})
@@ -73,10 +74,22 @@ def _is_void(case: LaunchCase, item: Finding) -> bool:
 
 
 def weights_are_whole(model: ModelFacts) -> bool:
-    """Whether no weight file is known to be missing, cut short or unreadable, and no other error was found."""
+    """Whether no weight file is known to be missing, cut short or unreadable."""
     if any(file.kind == "weights" and file.status in _WITHOUT_BYTES for file in model.files):
         return False
-    return not any(item.severity == "error" for item in model.findings)
+    return not any(item.severity == "error" and item.code.startswith(_ABOUT_WEIGHTS) for item in model.findings)
+
+
+def damage_words(model: ModelFacts, findings: Iterable[Finding]) -> str | None:
+    """What is wrong with the files, for a note; None when a plan over them can be trusted.
+
+    ``findings``: those of the model that the launch does not make up for.
+    """
+    if not weights_are_whole(model):
+        return "the checkpoint is damaged: the figures are of the weights that can be read, not of all"
+    if any(item.severity == "error" for item in findings):
+        return "the checkpoint is not complete: nobody can tell whether the engine starts with it"
+    return None
 
 
 def reviewed(sheet: LoadSheet, found: Review, model: ModelFacts) -> LoadSheet:
@@ -85,7 +98,8 @@ def reviewed(sheet: LoadSheet, found: Review, model: ModelFacts) -> LoadSheet:
     Never True over weights that are not whole; False for a launch that the engine refuses.
     """
     fits = sheet.fits
-    if fits is True and not weights_are_whole(model):
+    damage = damage_words(model, found.files) if found.files else None
+    if fits is True and damage is not None:
         fits = None
     if found.refused:
         fits = False
@@ -95,8 +109,8 @@ def reviewed(sheet: LoadSheet, found: Review, model: ModelFacts) -> LoadSheet:
         said.add("free-memory-below-request")
     rest = order([*found.launch, *(item for item in own if item.code not in said)])
     notes = [*_unused_values(sheet.settings), *sheet.notes]
-    if found.files and not weights_are_whole(model):
-        notes.insert(0, "the checkpoint is damaged: the figures are of the weights that can be read, not of all")
+    if damage is not None:
+        notes.insert(0, damage)
     return structs.replace(sheet, fits=fits, findings=(*found.files, *rest), notes=tuple(dict.fromkeys(notes)))
 
 
