@@ -24,6 +24,8 @@ def test_bounds_are_wide(outside: str, nearest: str) -> None:
         assert width(wide, name) > 1.5 * width(narrow, name), name
     (graphs,) = [one for one in wide.gpus[0].components if one.name == "cuda_graphs"]
     assert graphs.basis == "assumed" and graphs.high >= 2 * graphs.bytes
+    (cached,) = [one for one in wide.gpus[0].components if one.name == "kv_cache"]
+    assert cached.basis == "assumed"
     cache = wide.kv_cache
     assert cache is not None and cache.available_bytes is not None
     assert (cache.available_high_bytes or 0) - (cache.available_low_bytes or 0) > 2 << 30

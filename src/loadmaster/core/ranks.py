@@ -107,6 +107,8 @@ def rank_memory(
     counts = token_counts(load.language, settings.max_num_seqs) if load.second_runner and load.samples else 0
     consumed = Amount(slack.bytes + counts, slack.low + counts, slack.high + counts, slack.basis)
     left, full, light = _left(settings, rules, requested, weights, consumed, growth, profile, estimate)
+    if rules.outside and left.low < left.high:
+        left = structs.replace(left, basis="assumed")
     buffers = found.persistent + counts
     if taken is not None:
         # Matrix kernels get a workspace for each of the two streams that graphs are captured on.
