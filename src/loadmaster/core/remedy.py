@@ -27,8 +27,10 @@ from loadmaster.core.replanning import (
     picture_cap,
     serving_peak,
 )
+from loadmaster.core.search import Search
 from loadmaster.core.sheet import Plan, plan_of
 from loadmaster.core.verdict import gib
+from loadmaster.core.wishes import Wishes
 
 _SIDES = (3072, 2048, 1536, 1024)  # pixels
 _SEQUENCES = (64, 16, 4)
@@ -43,8 +45,9 @@ def smallest_fix(
 ) -> tuple[Fix, ...]:
     """The smallest change, of one flag or of two, that makes a launch fit: planned again, with what it is for.
 
-    Where no flag helps on these cards: the first number of such cards that does, and what a checkpoint of fewer
-    bits would take. Empty when the launch fits already, or nothing of the kind is known to help.
+    Where no two flags help, all flags of the launch that a recommendation finds, as one fix. Where none help on
+    these cards: the first number of such cards that does, and what a checkpoint of fewer bits would take. Empty
+    when the launch fits already, or nothing of the kind is known to help.
     """
     if sheet.fits is True or not sheet.gpus:
         return ()
@@ -53,6 +56,9 @@ def smallest_fix(
     found = _by_flags(case, plan, sheet)
     if found is not None:
         return (found,)
+    recommended = _recommended(case)
+    if recommended is not None:
+        return (recommended,)
     if sheet.fits is None:
         return ()
     return (*more_cards(model, gpus, launch, engine), *fewer_bits(model, launch, sheet))
@@ -210,6 +216,16 @@ def _candidates(
             yield {"--max-model-len": longest}, "the longest context that fits"
     if settings.cudagraph_mode != "NONE":
         yield {"--enforce-eager": True}, "no CUDA graphs: slower, but without their memory"
+
+
+def _recommended(case: Case) -> Fix | None:
+    """All flags that a recommendation changes, where what it finds fits for certain."""
+    found = Search(case, Wishes()).certain()
+    if found is None or not found.changes:
+        return None
+    size = found.plan.settings.tensor_parallel_size
+    cards = f" on {size} cards" if size > 1 else ""
+    return _fix(found.changes, f"the launch that --recommend finds{cards}: serving {gib(serving_peak(found.sheet))}")
 
 
 def _share_words(change: Flags, now: float) -> str:
