@@ -634,9 +634,9 @@ def test_a_picture_is_written_and_a_bad_place_is_said(models: Path, tmp_path: Pa
     assert loadmaster(models, *arguments, str(tmp_path / "load.svg"))[0] == 0
     assert (tmp_path / "load.svg").read_text().startswith("<svg ")
     code, out, err = loadmaster(models, *arguments, str(tmp_path / "no" / "load.svg"))
-    assert (code, out) == (1, "")
+    assert (code, json.loads(out)["fits"]) == (2, True)  # one document: the plan itself was made
     assert err.replace(str(tmp_path), "FOLDER") == snapshot(
-        "error: cannot write FOLDER/no/load.svg: No such file or directory\n"
+        "error: cannot write FOLDER/no/load.svg: No such file or directory\nhint: the sheet itself is above\n"
     )
 
 
