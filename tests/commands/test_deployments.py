@@ -92,7 +92,7 @@ flags = [
 
 
 def test_init_keeps_given_flags_that_fit(model: Path, home: Path) -> None:
-    given = ["--tensor_parallel_size=2", "--max-model-len", "32k", "--gpu-memory-utilization=0.85", "--unknown-flag"]
+    given = ["--tensor_parallel_size=2", "--max-model-len", "32k", "--gpu-memory-utilization=0.85", "--seed=3"]
     seen = loadmaster("init", "cat", "--model", str(model), "--gpus", "2x24GiB", "--", *given)
     assert seen.code == 0
     assert "engine   vllm, flags as given: 4\nfits     yes" in seen.out
