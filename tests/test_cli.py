@@ -527,7 +527,7 @@ warning[image-tokens-exceed-context]: A picture has more tokens than the context
   2240x1856 (4,060 tokens).
   | command: --max-model-len 4096
   | config.json: 16,384 tokens a picture at most, a token is 32 x 32 pixels
-  try: --mm-processor-kwargs '{"max_pixels": 4161536}'
+  try: --mm-processor-kwargs '{"max_pixels": 3145728}'
        Larger pictures are scaled down to fit.
   try: --max-model-len 17408
        Or a context that holds them, if the memory allows it.
