@@ -309,7 +309,7 @@ launch: vllm serve MODELS/35b --tensor-parallel-size 2 --max-model-len 4096 --en
 
 
 def test_a_long_context_without_a_pixel_cap_says_by_how_much_a_picture_overshoots(models: Path) -> None:
-    flags = "--tensor-parallel-size 2 --max-model-len 262144 --max-num-seqs 16".split()
+    flags = ["--tensor-parallel-size", "2", "--max-model-len", "262144", "--max-num-seqs", "16"]
     arguments = ["plan", str(models / "35b"), "--gpus", "2x24GiB", "--engine-version", "0.24.0", "--"]
     assert loadmaster(models, *arguments, *flags) == snapshot(
         (

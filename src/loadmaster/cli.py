@@ -93,11 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         commands.main(words, prog_name="loadmaster", standalone_mode=False)
     except (Failure, click.ClickException) as error:
-        if isinstance(error, click.ClickException):
-            from loadmaster.render.visible import visible
-
-            error.message = visible(error.message, lines=True)
-        error.show()
+        show(error)
         asked = words[: words.index("--")] if "--" in words else words
         if "--json" in asked and error.exit_code in (USAGE, COULD_NOT_TELL) and not result_begun():
             show_as_json(error)
@@ -113,6 +109,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
+
+
+def show(error: Failure | click.ClickException) -> None:
+    """The error on stderr; the words of the command line in it are made visible."""
+    if isinstance(error, Failure):
+        error.show()
+        return
+    from io import StringIO
+
+    from loadmaster.render.visible import visible
+
+    text = StringIO()
+    error.show(text)
+    click.echo(visible(text.getvalue(), lines=True), nl=False, err=True)
 
 
 def show_as_json(error: Failure | click.ClickException) -> None:

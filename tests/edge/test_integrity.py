@@ -277,7 +277,7 @@ def test_leftovers_of_downloads(model: Path, name: str) -> None:
     ("leftover", "severity"), [("x.safetensors.incomplete", "error"), ("y.aria2", "error"), ("z.lock", "warning")]
 )
 def test_leftovers_beside_a_missing_shard(model: Path, leftover: str, severity: str) -> None:
-    shard = sorted(model.glob("*.safetensors"))[0]
+    shard = min(model.glob("*.safetensors"))
     shard.unlink()
     (model / leftover).write_bytes(b"1234")
     found = {item.code: item for item in read_model(str(model)).findings}

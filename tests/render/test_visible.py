@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from loadmaster.cli import main
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.facts import Evidence, Finding, Fix, GpuFacts, ModelFacts, ModelFile
 from loadmaster.failure import Failure
@@ -104,3 +105,11 @@ def test_shown_keeps_what_needs_nothing() -> None:
     assert shown(sheet) is sheet
     nested = {"a": [{"b\x1b": ("c\x07",)}]}
     assert shown(nested) == {"a": [{"b\\x1b": ("c\\x07",)}]}
+
+
+def test_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["x\x1b[31m"], ["plan", "--gp\x1b]0;t\x07"], ["gpus", "a\x1bb"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        text = capsys.readouterr().err
+        assert "\x1b" not in text and "\\x1b" in text
