@@ -205,8 +205,8 @@ def _facts(name: str, entry: KnownModel, owner: str | None, stored: list[str]) -
         config["quantization_config"] = dict(scheme.declared)
     declared = quantization(config)
     if scheme is not None:
-        declared = msgspec.structs.replace(declared, label=f"{declared.label}{BY_NAME}")
         notes.append(f"quantisation assumed from the name: {'-'.join(stored)} is read as {declared.label}")
+        declared = msgspec.structs.replace(declared, label=f"{declared.label}{BY_NAME}")
     architectures = config.get("architectures")
     facts = ModelFacts(
         name=name,
