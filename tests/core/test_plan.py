@@ -497,3 +497,13 @@ def test_no_length_is_proposed_beyond_what_was_asked_or_what_the_model_has(model
 def test_a_length_that_is_left_to_the_engine_is_no_finding() -> None:
     sheet = plan(VL_7B, cards(24), "--max-model-len -1 --max-num-seqs 4")
     assert "seq-too-long-for-memory" not in {item.code for item in sheet.findings}
+
+
+def test_a_fix_stands_with_the_finding_that_it_mends() -> None:
+    """Not with the first one that is there: a smaller share serves no larger picture."""
+    sheet = plan(MOE_35B, cards(24, 24), "--tensor-parallel-size 2 --max-model-len 8192 --gpu-memory-utilization 0.93")
+    assert sheet.fits is not True
+    assert {item.code for item in sheet.findings} >= {"image-tokens-exceed-context", "oom-runtime"}
+    for item in sheet.findings:
+        planned = [fix for fix in item.fixes if fix.replanned]
+        assert bool(planned) is (item.code == "oom-runtime"), item.code

@@ -37,6 +37,7 @@ _SEQUENCES = (64, 16, 4)
 _MOST_CARDS = 64
 _FOUR_BITS = (0.5 + 2.5 / 128) / 2  # of 16 bits: 4 with a scale and a zero point for groups of 128
 _NOTHING: Flags = {}
+_NOT_ABOUT_FITTING = ("image-tokens-exceed-context", "profile-below-images", "gpus-unequal")
 _FULL_WIDTH = ("bfloat16", "float16")
 
 
@@ -68,7 +69,9 @@ def with_fixes(sheet: LoadSheet, fixes: Sequence[Fix]) -> LoadSheet:
     """The sheet whose first error (else its first finding) carries these fixes before its own."""
     if not fixes or not sheet.findings:
         return sheet
-    place = next((at for at, item in enumerate(sheet.findings) if item.severity == "error"), 0)
+    errors = (at for at, item in enumerate(sheet.findings) if item.severity == "error")
+    doubts = (at for at, item in enumerate(sheet.findings) if item.code not in _NOT_ABOUT_FITTING)
+    place = next(errors, next(doubts, 0))
     findings = list(sheet.findings)
     said = {fix.argv for fix in fixes if fix.argv}
     kept = tuple(fix for fix in findings[place].fixes if fix.argv not in said)
