@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from msgspec import structs
-from tests.core import published
-from tests.core.published import Config
 
 from loadmaster.core import modelconfig
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LaunchArgs, LoadSheet, ModelFacts
 from loadmaster.core.plan import make_plan
+from tests.core import published
+from tests.core.published import Config
 
 
 def model_of(config: Config) -> ModelFacts:

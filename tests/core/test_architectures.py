@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.core import published
-from tests.core.published import facts
-from tests.core.test_shards import MODELS
 
 from loadmaster.core.architectures import family_of, place
 from loadmaster.core.tables import load_toml
 from loadmaster.core.tensors import synthesise
+from tests.core import published
+from tests.core.published import facts
+from tests.core.test_shards import MODELS
 
 
 def test_every_rule_and_family_names_its_source() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tests.core import published
-from tests.core.published import facts
 
 from loadmaster.core.cache import bytes_for_context, cache_capacity, cache_layout, largest_context, request_blocks
 from loadmaster.core.facts import GIB, CacheLayout, ModelFacts, Settings, TextConfig
+from tests.core import published
+from tests.core.published import facts
 
 ALIGN = {"mamba_cache_mode": "align", "mamba_ssm_cache_dtype": "float32"}
 NONE = {"mamba_cache_mode": "none", "mamba_ssm_cache_dtype": "float32"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launchcases import GpuProcess, cards, codes, dense, found, launch_of, of
 from loadmaster.core.facts import GIB, MIB, HostFacts
+from tests.launchcases import GpuProcess, cards, codes, dense, found, launch_of, of
 
 
 @pytest.mark.parametrize("share", ["1", "1.0", "1.2", "90", "0", "-0.5"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.launchcases import cards, codes, dense, found, hybrid, launch_of, of, vision
 from loadmaster.core.checks.case import device_count
+from tests.launchcases import cards, codes, dense, found, hybrid, launch_of, of, vision
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tests.core.launches import DENSE_9B, GEMMA_27B, MOE_35B, TEXT_8B, VL_7B, cards, launch
 
 from loadmaster.core.enginerules import rules_for
 from loadmaster.core.facts import EngineFacts, LaunchArgs, ModelFacts, Settings, TextConfig
 from loadmaster.core.settings import effective_settings, model_context
+from tests.core.launches import DENSE_9B, GEMMA_27B, MOE_35B, TEXT_8B, VL_7B, cards, launch
 
 
 def settings(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from tests.core import published
-from tests.core.published import facts
 
 from loadmaster.core.facts import GIB, Amount, ModelFacts, Quantization, RankWeights, Settings, TensorGroup, TextConfig
 from loadmaster.core.shards import shard_weights
 from loadmaster.core.tensors import synthesise
+from tests.core import published
+from tests.core.published import facts
 
 
 def settings(version: str, ranks: int = 1, **changes: object) -> Settings:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.core import published
-from tests.core.published import facts
 
 from loadmaster.core.facts import GIB, ModelFacts, Quantization, Settings
 from loadmaster.core.quantization import quantization
 from loadmaster.core.shards import shard_weights
 from loadmaster.core.storedlinear import Exclusions, stored_linear
 from loadmaster.core.tensors import synthesise
+from tests.core import published
+from tests.core.published import facts
 
 
 def parameters(model: ModelFacts, prefix: str = "") -> float:

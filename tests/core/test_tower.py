@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.launches import DENSE_9B, GEMMA_27B, MOE_35B, VL_7B
 
 from loadmaster.core.allocator import Allocator
 from loadmaster.core.facts import GIB, MIB, ModelFacts
 from loadmaster.core.tower import Tower, encode, tower_of
+from tests.core.launches import DENSE_9B, GEMMA_27B, MOE_35B, VL_7B
 
 
 def qwen_3(split: int = 1, copies_pixels: bool = False, deepstack: int = 0) -> Tower:

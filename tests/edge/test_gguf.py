@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests import gguf_writer as writer
 from loadmaster.core.facts import ModelFacts
 from loadmaster.core.ggufconfig import ggml_types, template
 from loadmaster.edge.gguf import find_projector, read_gguf
 from loadmaster.edge.source import ModelError
+from tests import gguf_writer as writer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -30,7 +30,11 @@ def test_a_header_is_read_and_nothing_behind_it(tmp_path: Path) -> None:
     [
         (b"", "truncated", "empty"),
         (b"\x10\x00", "truncated", "only 2 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5368709120\n", "lfs-pointer", "5,368,709,120"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5368709120\n",
+            "lfs-pointer",
+            "5,368,709,120",
+        ),
         (b"<!DOCTYPE html><html><title>403 Forbidden</title></html>", "header-invalid", "web page"),
         (b"\n <html>" + b" " * 100, "header-invalid", "web page"),
         (b'{"error":"Repository not found"}', "header-invalid", "server's error message"),
