@@ -96,10 +96,9 @@ def _idle_words(search: Search, best: Found) -> tuple[str, ...]:
         return ()
     settings, cards = best.plan.settings, len(search.case.gpus)
     used = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
-    size, whole = settings.tensor_parallel_size, search.base.get("--tensor-parallel-size")
-    if used >= cards or not isinstance(whole, int) or size >= whole:
-        return ()
     copies = cards // used
+    if copies < 2 or "--tensor-parallel-size" in search.given:
+        return ()
     fits = f"the launch needs {used} of the {cards} cards: {cards - used} {'is' if cards - used == 1 else 'are'} left"
     if search.case.model.text.num_experts:
         how = f"for replicas of their own behind one gateway, {copies} in all"
@@ -139,6 +138,8 @@ def _failure(case: Case, best: Found, fixes: Sequence[Fix]) -> str:
     """Why nothing fits, in one sentence with numbers, and what would."""
     ranks, loads = best.plan.ranks, best.sheet.gpus
     certain = best.sheet.fits is False
+    if not best.plan.weights_known and not certain:
+        return "nothing can be recommended for certain: how large the weights are is not known"
     words = "no settings make this launch fit" if certain else "no settings make this launch fit for certain"
     words += f" on {len(ranks)} card{'' if len(ranks) == 1 else 's'}"
     if loads:

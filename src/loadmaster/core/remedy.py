@@ -27,7 +27,7 @@ from loadmaster.core.replanning import (
     picture_cap,
     serving_peak,
 )
-from loadmaster.core.search import Search
+from loadmaster.core.search import Search, too_heavy
 from loadmaster.core.sheet import Plan, plan_of
 from loadmaster.core.verdict import gib
 from loadmaster.core.wishes import Wishes
@@ -57,12 +57,13 @@ def smallest_fix(
     found = _by_flags(case, plan, sheet)
     if found is not None:
         return (found,)
-    recommended = _recommended(case)
-    if recommended is not None:
+    recommended = _recommended(case, sheet)
+    if recommended is not None and recommended.replanned:
         return (recommended,)
     if sheet.fits is None:
         return ()
-    return (*more_cards(model, gpus, launch, engine), *fewer_bits(model, launch, sheet))
+    own = (recommended,) if recommended is not None else ()
+    return (*own, *more_cards(model, gpus, launch, engine), *fewer_bits(model, launch, sheet))
 
 
 def with_fixes(sheet: LoadSheet, fixes: Sequence[Fix]) -> LoadSheet:
@@ -221,14 +222,26 @@ def _candidates(
         yield {"--enforce-eager": True}, "no CUDA graphs: slower, but without their memory"
 
 
-def _recommended(case: Case) -> Fix | None:
-    """All flags that a recommendation changes, where what it finds fits for certain."""
-    found = Search(case, Wishes()).certain()
-    if found is None or not found.changes:
+def _recommended(case: Case, sheet: LoadSheet) -> Fix | None:
+    """All flags that a recommendation changes, where what it finds fits for certain, or may where ``sheet`` does not;
+    else the cards over which the weights fit."""
+    found = Search(case, Wishes()).run()
+    if not found.changes:
         return None
     size = found.plan.settings.tensor_parallel_size
     cards = f" on {size} cards" if size > 1 else ""
-    return _fix(found.changes, f"the launch that --recommend finds{cards}: serving {gib(serving_peak(found.sheet))}")
+    words = f"the launch that --recommend finds{cards}: serving {gib(serving_peak(found.sheet))}"
+    if found.sheet.fits is True:
+        return _fix(found.changes, words)
+    if sheet.fits is None or too_heavy(found.plan):
+        return None
+    if found.sheet.fits is None:
+        return structs.replace(_fix(found.changes, f"{words}; it may fit"), replanned=False)
+    if size == case.settings.tensor_parallel_size:
+        return None
+    held = max((rank.weight_bytes for rank in found.plan.ranks), default=0)
+    words = f"the weights fit, {gib(held)} on each of {size} cards; not all else does"
+    return structs.replace(_fix(found.changes, words), replanned=False)
 
 
 def _share_words(change: Flags, now: float) -> str:
@@ -252,6 +265,13 @@ def _on_cards(case: Case, size: int) -> Fix | None:
     if found is not None:
         changes, why, then = found
         return _fix({**base, **changes}, f"{cards}{gib(serving_peak(then))}; {why}")
+    search = Search(case, Wishes())
+    recommended = search.certain()
+    everyday = min(search.policy.small_context, search.context or 0)
+    if recommended is not None and (recommended.plan.settings.max_model_len or 0) >= everyday:
+        return _fix(
+            recommended.changes, f"{cards}{gib(serving_peak(recommended.sheet))}; the launch that --recommend finds"
+        )
     cache = gib(plan.kv_cache.available_bytes or 0) if plan.kv_cache is not None else ""
     words = f"{count} cards of {_size(case)} hold the weights and {cache} of cache; planned with so many, not all fits"
     return structs.replace(_fix(base, words), replanned=False)

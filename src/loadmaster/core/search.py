@@ -160,10 +160,15 @@ class Search:
 
     def run(self) -> Found:
         """The best launch that fits; else one that may fit; else the given one on cards that it can run on."""
+        plan, sheet = self._with(self.base)
+        if not plan.weights_known or too_heavy(plan):
+            return Found(self.base, plan, sheet)
         return self.certain() or self._undecided() or Found(self.base, *self._with(self.base))
 
     def certain(self) -> Found | None:
         """The best launch that fits for certain: on as few cards as give all, else on all of them."""
+        if too_heavy(self._with(self.base)[0]):
+            return None
         return self._on_few_cards() or self._on_all_cards()
 
     def _on_few_cards(self) -> Found | None:
@@ -180,7 +185,7 @@ class Search:
             for step in self._steps(_HOLDS[0]):
                 found = self._at(cards, step, _HOLDS[0]) if step.few_cards else None
                 if found is not None:
-                    return self._more(found, cards, step, _HOLDS[0])
+                    return self._more(found, cards, step, step, _HOLDS[0])
         return None
 
     def _on_all_cards(self) -> Found | None:
@@ -190,10 +195,10 @@ class Search:
             if (key := (*steps, structs.replace(steps[0], sequences=int(hold.at_once)))) in seen:
                 continue
             seen.add(key)
-            for step in steps:
+            for before, step in zip([steps[0], *steps], steps, strict=False):
                 found = self._at(self.base, step, hold)
                 if found is not None:
-                    return self._more(found, self.base, step, hold)
+                    return self._more(found, self.base, step, before, hold)
         return None
 
     def _holds(self) -> Iterator[_Hold]:
@@ -222,9 +227,13 @@ class Search:
         length = None if step.context < 0 else step.context
         return self._fit(self._graphs(cards, step.graphs), length, step, step.sequences, hold)
 
-    def _more(self, found: Found, cards: dict[str, Any], step: Step, hold: _Hold) -> Found:
-        """What fits beyond a step: the longest context, the most sequences, the largest picture."""
+    def _more(self, found: Found, cards: dict[str, Any], step: Step, before: Step, hold: _Hold) -> Found:
+        """What fits beyond a step: pictures first where the step gave up of them; the longest context, the most
+        sequences, the largest picture. ``before``: the step that did not fit."""
         base = self._graphs(cards, step.graphs)
+        if step.pixels < before.pixels:
+            found = self._widest_picture(found, step, hold)
+            step = structs.replace(step, pixels=found.plan.settings.max_pixels or self.most_pixels or step.pixels)
         length = None if step.context < 0 else step.context
         most = self.context or length or 0
         small = self.policy.small_picture
@@ -387,6 +396,15 @@ class Search:
         return cache.max_concurrency >= wanted
 
 
+def too_heavy(plan: Plan) -> bool:
+    """Whether no setting helps: the weights alone do not fit a card."""
+    return any(
+        sum(amount.low for amount in rank.weights.values()) + rank.context.low + rank.other_processes
+        > rank.gpu.total_bytes
+        for rank in plan.ranks
+    )
+
+
 def _expected_share(plan: Plan, sheet: LoadSheet) -> dict[str, Any] | None:
     """``--gpu-memory-utilization`` moved down by what the expected peaks are too high; None where they are not."""
     if plan.settings.kv_cache_memory_bytes is not None or not plan.ranks:
@@ -421,4 +439,4 @@ def useful_card(case: Case, sizes: Sequence[int]) -> int | None:
     return None
 
 
-__all__ = ["Found", "Policy", "Search", "Step", "policy", "useful_card"]
+__all__ = ["Found", "Policy", "Search", "Step", "policy", "too_heavy", "useful_card"]
