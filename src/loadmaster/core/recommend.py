@@ -69,6 +69,8 @@ def recommend(
     )
     final = parse_argv(sheet.launch.argv, engine_version=engine.version, env=clean.env)
     sheet = reviewed(sheet, review(LaunchCase(final, model, gpus, engine, None)), model)
+    if asked.concurrency is not None and asked.context is None:  # as many requests of the length that a flag gives
+        asked = structs.replace(asked, context=search.given_context)
     missed = unmet(structs.replace(asked, pixels=granted.wishes.pixels), sheet, model)
     if not missed:
         return sheet
