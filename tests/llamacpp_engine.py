@@ -13,6 +13,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import zlib
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 CHILD = """
-import json, os, sys
+import json, os, sys, time
 wanted = json.loads(sys.argv[1])
 import xllamacpp
 def resident():
@@ -38,6 +39,14 @@ server = xllamacpp.Server(params)
 print(json.dumps(resident() | {"address": server.listening_address}), flush=True)
 if wanted["stay"]:
     sys.stdin.read()
+else:
+    # the engine logs from a thread of its own, which an exit would cut off: wait until the file stops growing
+    size, since, began = -1, time.monotonic(), time.monotonic()
+    while time.monotonic() - since < 0.5 and time.monotonic() - began < 20:
+        now = os.fstat(2).st_size
+        if now != size:
+            size, since = now, time.monotonic()
+        time.sleep(0.02)
 os._exit(0)
 """
 
@@ -68,17 +77,21 @@ def parameters(flags: str) -> dict[str, Any]:
 def load(model: Path, tower: Path | None, settings: dict[str, Any]) -> tuple[str, int]:
     """Load in a child process: the engine's log, and the resident bytes."""
     wanted = {"model": str(model), "projector": str(tower) if tower else "", "set": settings, "stay": False}
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(wanted)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
-    )
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        run = subprocess.run(
+            [sys.executable, "-c", CHILD, json.dumps(wanted)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            timeout=300,
+            check=False,
+            env=os.environ | {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+        )
+        log.seek(0)
+        printed = log.read()
     if run.returncode:
-        raise RuntimeError(f"the engine did not load {model}: {run.stderr[-1500:]}")
-    return run.stderr, int(json.loads(run.stdout)["VmRSS"])
+        raise RuntimeError(f"the engine did not load {model}: {printed[-1500:]}")
+    return printed, int(json.loads(run.stdout)["VmRSS"])
 
 
 def sizes(log: str, pattern: str) -> float:
