@@ -185,3 +185,95 @@ def test_what_healthy_clients_send_passes() -> None:
     )
     items = [{"type": "function_call", "name": "look", "arguments": "{}"}, {"role": "user", "content": "x"}]
     judge("/v1/responses", {"input": [*items, {"type": "function_call_output", "call_id": "1", "output": "x"}]})
+
+
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+EVERYWHERE = {
+    CHAT_ROUTE: CHAT_BODY,
+    COMPLETIONS_ROUTE: {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": CHAT_BODY,
+}
+
+
+@pytest.mark.parametrize("route", EVERYWHERE)
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("repeat_last_n", (1 << 31) - 1, "number_out_of_range"),
+        ("repeat_last_n", 65_537, "number_out_of_range"),
+        ("dry_penalty_last_n", 200_000_000, "number_out_of_range"),
+        ("n_probs", 1_000_000, "number_out_of_range"),
+        ("logprobs", 21, "number_out_of_range"),
+        ("top_logprobs", -1, "number_out_of_range"),
+        ("n_keep", 1 << 30, "number_out_of_range"),
+        ("top_k", 1 << 30, "number_out_of_range"),
+        ("min_keep", 1 << 30, "number_out_of_range"),
+        ("n_indent", 1 << 30, "number_out_of_range"),
+        ("n", 129, "number_out_of_range"),
+        ("top_k", 1.5, "number_expected"),
+        ("temperature", True, "number_expected"),
+        ("temperature", "1", "number_expected"),
+        ("n_predict", -1, "number_out_of_range"),
+        ("max_new_tokens", -1, "number_out_of_range"),
+        ("max_completion_tokens", -1, "number_out_of_range"),
+        ("max_tokens", 1 << 31, "number_out_of_range"),
+        ("grammar", "x" * 65_537, "value_too_large"),
+        ("grammar", ["x"], "text_expected"),
+        ("logit_bias", {str(token): 1 for token in range(20_000)}, "value_too_large"),
+        ("samplers", ["top_k"] * 17, "value_too_large"),
+        ("stop", ["x"] * 65, "value_too_large"),
+        ("stop", [["x"]], "value_invalid"),
+        ("stop", "x" * 1025, "value_invalid"),
+        ("lora", [{"id": 0, "scale": 1.0}], "field_not_allowed"),
+        ("chat_template", "{% for i in range(1000000000) %}{% endfor %}", "field_not_allowed"),
+        ("n_cmpl", 1_000_000, "field_not_allowed"),
+        ("id_slot", 0, "field_not_allowed"),
+        ("num_ctx", 4096, "field_not_allowed"),
+    ],
+)
+def test_fields_that_an_engine_reserves_memory_by_are_bounded(route: str, name: str, value: Any, code: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        judge(route, {**EVERYWHERE[route], name: value})
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, name)
+    assert name in refused.value.message
+
+
+@pytest.mark.parametrize("route", EVERYWHERE)
+def test_sampling_fields_within_their_bounds_pass(route: str) -> None:
+    asked = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": -1, "repeat_last_n": -1,
+        "dry_penalty_last_n": 65_536, "dry_multiplier": 0.8, "n_probs": 20, "stop": ["a", "b"],
+        "samplers": ["top_k", "temperature"], "logit_bias": {"15": -100}, "grammar": 'root ::= "a"',
+        "repetition_penalty": 1.05, "stop_token_ids": [1], "chat_template_kwargs": {"enable_thinking": False},
+        "response_format": {"type": "json_object"}, "stream_options": {"include_usage": True}, "user": "me",
+        "logprobs": True, "top_logprobs": 0, "tools": [], "tool_choice": "auto", "max_tokens": 5, "best_of": None,
+    }  # fmt: skip
+    body = {**EVERYWHERE[route], **asked}
+    judge(route, body)
+    assert body == {**EVERYWHERE[route], **asked}
+
+
+def test_a_field_that_is_not_known_may_be_null() -> None:
+    body = {**CHAT_BODY, "id_slot": None, "stop": None}
+    judge(CHAT_ROUTE, body)
+    assert body == {**CHAT_BODY, "stop": None}
+
+
+@pytest.mark.parametrize(
+    ("route", "given", "sent"),
+    [
+        (COMPLETIONS_ROUTE, {"n_predict": 100, "max_tokens": 2}, {"max_tokens": 2}),
+        (COMPLETIONS_ROUTE, {"n_predict": 2, "max_tokens": 100}, {"max_tokens": 2}),
+        (CHAT_ROUTE, {"max_new_tokens": 7}, {"max_tokens": 7}),
+        (CHAT_ROUTE, {"n_predict": 7, "max_completion_tokens": 9}, {"max_completion_tokens": 7, "max_tokens": 7}),
+        ("/v1/responses", {"n_predict": 7}, {"max_output_tokens": 7}),
+        (CHAT_ROUTE, {"max_tokens": 2, "max_completion_tokens": 9}, {"max_tokens": 2, "max_completion_tokens": 9}),
+    ],
+)
+def test_other_names_of_the_longest_answer_count_as_max_tokens(
+    route: str, given: dict[str, int], sent: dict[str, int]
+) -> None:
+    body = {**EVERYWHERE[route], **given}
+    judge(route, body)
+    assert body == {**EVERYWHERE[route], **sent}

@@ -1,20 +1,23 @@
 """What a request has to look like before an engine sees it, by route.
 
 Engines differ in what they take (llama.cpp answers an empty conversation, vLLM fetches what a ``video_url`` names),
-so the shape is judged here: one rule for all. Values that only steer the answer are the engine's to judge.
+so the shape is judged here: one rule for all. Fields that are not in ``core/data/request-fields.toml`` are refused,
+those in it have bounds, since an engine may reserve memory by them; within the bounds the engine judges.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
+from loadmaster.core.tables import load_toml
 from loadmaster.service.errors import MESSAGES_ROUTE, RESPONSES_ROUTE, invalid
 from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE
 
 MOST_MESSAGES = 10_000
-MOST_ANSWERS = 128
 
 # Fields with which one request could undo what the plan and the gateway rely on.
 REFUSED_FIELDS = {
@@ -23,19 +26,14 @@ REFUSED_FIELDS = {
     "kv_transfer_params": "it makes the engine connect to other machines",
     "request_id": "the gateway names requests",
     "prompt_embeds": "embeddings instead of a prompt are not taken",
+    "chat_template": "the template is the model's",
+    "logits_processors": "it names code",
+    "lora": "adapters are set by the operator",
 }
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-)
-_COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of")
-
+# Other engines' names of the longest answer; only OpenAI's reach an engine, so that none overrides another.
+_LENGTH_ALIASES = ("n_predict", "max_new_tokens")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_SHORT_TEXT = 1024
 _TEXT_PARTS = frozenset(
     ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_text", "tool_reference")
 )
@@ -76,7 +74,8 @@ def judge(route: str, body: dict[str, Any]) -> Asked:
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise invalid("stream_invalid", "stream has to be true or false", "stream")
-    _numbers(body)
+    _bound_fields(body)
+    _one_length(body, route)
     conversation: str | None = None
     pictures = prompts = 1
     if route == RESPONSES_ROUTE:
@@ -102,18 +101,69 @@ def judge(route: str, body: dict[str, Any]) -> Asked:
     )
 
 
-def _numbers(body: dict[str, Any]) -> None:
-    for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+@cache
+def _bounds() -> dict[str, dict[str, Any]]:
+    """The group of each field that may reach an engine."""
+    return {name: group for group in load_toml("request-fields.toml")["group"] for name in group["names"]}
+
+
+def _bound_fields(body: dict[str, Any]) -> None:
+    """Refuse fields that are not known, and values outside their bounds; unknown fields that are null are dropped."""
+    bounds = _bounds()
+    for name in tuple(body):
+        value, group = body[name], bounds.get(name)
+        if group is None:
+            if value is None:
+                del body[name]
+                continue
+            shown = "".join(letter if letter.isprintable() else "?" for letter in name[:60])
+            raise invalid("field_not_allowed", f"{shown} is not a field that is taken here", shown)
+        if value is not None:
+            _check_bound(name, value, group)
+
+
+def _check_bound(name: str, value: Any, group: dict[str, Any]) -> None:
+    kind: str = group["kind"]
+    switch = isinstance(value, bool)
+    if kind == "scalar":
+        if isinstance(value, (list, dict)) or (isinstance(value, str) and len(value) > _SHORT_TEXT):
+            raise invalid("value_invalid", f"{name} has to be one value", name)
+    elif kind == "text":
+        if not isinstance(value, str):
+            raise invalid("text_expected", f"{name} has to be a text", name)
+        if len(value) > group["most"]:
+            raise invalid("value_too_large", f"{name} may have {group['most']:,} letters at most", name)
+    elif kind == "json":
+        if len(msgspec.json.encode(value)) > group["most"]:
+            raise invalid("value_too_large", f"{name} may have {group['most']:,} bytes at most", name)
+    elif kind == "list":
+        items = value if isinstance(value, list) else [value]
+        if len(items) > group["most"]:
+            raise invalid("value_too_large", f"{name} may have {group['most']:,} entries at most", name)
+        if any(
+            not isinstance(item, (str, int)) or (isinstance(item, str) and len(item) > _SHORT_TEXT) for item in items
+        ):
+            raise invalid("value_invalid", f"{name} holds texts of up to {_SHORT_TEXT:,} letters, or numbers", name)
+    elif kind in ("number", "whole", "whole_or_switch") and not (switch and kind == "whole_or_switch"):
+        if switch or not isinstance(value, (int, float)):
             raise invalid("number_expected", f"{name} has to be a number", name)
-    for name in _COUNTS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31):
-            raise invalid("number_expected", f"{name} has to be a whole number, not negative", name)
-    for name in ("n", "best_of"):
-        if (body.get(name) or 1) > MOST_ANSWERS:
-            raise invalid("too_many_answers", f"{name} may be {MOST_ANSWERS} at most", name)
+        if kind != "number" and value != int(value):
+            raise invalid("number_expected", f"{name} has to be a whole number", name)
+        if not group["least"] <= value <= group["most"]:
+            between = f"{group['least']:,} to {group['most']:,}"
+            raise invalid("number_out_of_range", f"{name} has to be {between}", name)
+
+
+def _one_length(body: dict[str, Any], route: str) -> None:
+    """Put the smallest length that is asked for under OpenAI's name, when an alias asks for one."""
+    given = [value for name in _LENGTH_ALIASES if (value := body.pop(name, None)) is not None]
+    if not given:
+        return
+    most = min([*given, *(body[name] for name in _LENGTHS if body.get(name) is not None)])
+    for name in _LENGTHS:
+        if body.get(name) is not None:
+            body[name] = most
+    body["max_output_tokens" if route == RESPONSES_ROUTE else "max_tokens"] = most
 
 
 def _prompts(value: object, name: str) -> int:
