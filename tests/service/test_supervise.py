@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -236,6 +237,95 @@ def test_a_configuration_that_was_broken_meanwhile_is_said_and_can_be_stopped(on
     assert done.returncode == 0
     assert done.stderr.startswith("warning: ")
     assert not one.processes()
+
+
+def test_a_broken_file_and_a_stray_variable_keep_nobody_from_stopping_it(one: Served) -> None:
+    """Down, status, logs and remove need the folder alone."""
+    one.configure()
+    one.up()
+    file = one.places.folder / "loadmaster.toml"
+    with file.open("a") as text:
+        text.write("foo = \n")
+    one.environment["LOADMASTER_ENGIN_PORT"] = "5"
+    assert one.run("status", one.name).returncode == 0
+    assert one.run("logs", one.name, "-n", "1").returncode == 0
+    done = one.run("down", one.name)
+    assert (done.returncode, one.processes()) == (0, ())
+    assert done.stderr.startswith("warning: ")
+    assert "not TOML" in done.stderr
+    file.unlink()
+    assert one.run("status", one.name).returncode == 1
+    assert one.run("down", one.name).returncode == 0
+    assert one.run("remove", one.name, "--yes").returncode == 0
+    assert not one.places.folder.exists()
+
+
+def test_up_ends_with_words_when_supervisor_and_engine_are_killed_while_it_waits(one: Served) -> None:
+    one.configure("--load", "60")
+    waiting = one.start("up", one.name)
+    now = one.until(lambda now: now.backend.pid is not None and now.state == "loading", "the load")
+    assert now.supervisor.pid is not None
+    assert now.backend.pid is not None
+    os.kill(now.supervisor.pid, signal.SIGKILL)
+    os.kill(now.backend.pid, signal.SIGKILL)
+    _, err = waiting.communicate(timeout=20)
+    assert waiting.returncode == 1
+    assert "error: one is not up, its supervisor has gone: exited, " in err
+    assert err.endswith("hint: loadmaster up one\n")
+
+
+def test_a_gateway_whose_port_is_taken_is_named_by_up_and_status(one: Served) -> None:
+    """Another program takes the port of a gateway that was killed."""
+    one.configure()
+    one.up()
+    gateway = one.status().gateway.pid
+    assert gateway is not None
+    taker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import socket, sys, time\n"
+            "port, end = int(sys.argv[1]), time.monotonic() + 20\n"
+            "print(flush=True)\n"
+            "while time.monotonic() < end:\n"
+            "    try:\n"
+            "        taken = socket.create_server(('127.0.0.1', port))\n"
+            "        break\n"
+            "    except OSError:\n"
+            "        time.sleep(0.001)\n"
+            "time.sleep(40)\n",
+            str(one.gateway_port),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert taker.stdout is not None
+        taker.stdout.readline()
+        os.kill(gateway, signal.SIGKILL)
+        now = one.until(lambda now: now.gateway.problem is not None, "the problem")
+        assert f"held by process {taker.pid} " in str(now.gateway.problem)
+        assert f"cannot listen on port {one.gateway_port}" in one.run("status", one.name).stdout
+        done = one.run("up", one.name, timeout_s=15)
+        assert done.returncode == 1
+        assert f"error: one is not reachable: its gateway cannot listen on port {one.gateway_port}" in done.stderr
+    finally:
+        taker.kill()
+        taker.communicate()
+    one.until(lambda now: now.healthy is True and now.gateway.problem is None, "the gateway, when the port is free")
+
+
+def test_of_two_deployments_with_one_gateway_port_the_second_ends_at_once(one: Served) -> None:
+    with served(one.home, "two") as two:
+        two.gateway_port, two.engine_port = one.gateway_port, one.engine_port
+        one.configure("--load", "1")
+        two.configure("--load", "1")
+        starts = [each.start("up", each.name) for each in (one, two)]
+        ends = [start.communicate(timeout=30) for start in starts]
+        assert sorted(start.returncode for start in starts) == [0, 1], ends
+        loser = next(err for start, (_, err) in zip(starts, ends, strict=True) if start.returncode)
+        assert re.search(rf"error: .*port {one.gateway_port} (of|on) 127.0.0.1.* held by process \d+ ", loser)
+        chosen = {each.status().backend.port for each in (one, two)} - {None}
+        assert all(one.engine_port <= int(port or 0) < one.engine_port + 1000 for port in chosen)
 
 
 def test_a_full_disk_is_said_and_nothing_is_started(one: Served, monkeypatch: pytest.MonkeyPatch) -> None:

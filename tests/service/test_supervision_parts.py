@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadmaster.core.deployment import Deployment, EngineSection, KeysSection, SupervisionSection
+from loadmaster.edge import ports
 from loadmaster.edge.ports import holder, is_free, next_free
 from loadmaster.edge.statehome import StateError
 from loadmaster.engines.base import EngineCommand, Progress
@@ -22,7 +25,7 @@ from loadmaster.service.backoff import begin_after, failures_after, wait_s
 from loadmaster.service.enginestate import EngineState, Pid, read_state, write_state
 from loadmaster.service.keywords import without_key
 from loadmaster.service.outputs import Outputs, secret_values
-from loadmaster.service.places import Busy, Places, locked
+from loadmaster.service.places import FOLDER_VARIABLE, Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port, remembered_port
 from loadmaster.service.stuckwatch import StuckWatch
 
@@ -208,6 +211,38 @@ def test_a_port_that_another_deployment_waits_for_is_stepped_over(
     assert port < chosen[1] < port + 1000
     second.backend_port.write_text(str(port))  # both chose at the same moment
     assert port < choose_port(second, Deployment(name="second", model="m", engine=engine)) < port + 1000
+
+
+def test_when_none_is_left_above_its_own_port_the_engine_gets_one_near_the_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOADMASTER_HOME", str(tmp_path))
+    places = Places.of("x")
+    places.make()
+    monkeypatch.setattr(ports, "is_free", lambda host, port: port < 65535)
+    engine = EngineSection(kind="command", command=["x"], port=65535)
+    assert choose_port(places, Deployment(name="x", model="m", engine=engine)) == 8000
+
+
+def test_who_holds_a_port_is_named_with_its_deployment() -> None:
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1]); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-uc", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={FOLDER_VARIABLE: "/state/deployments/shop"},
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        words = ports.holder_words(port)
+    finally:
+        process.communicate()
+    assert words is not None
+    assert words.startswith(f"process {process.pid} ")
+    assert words.endswith(" (deployment shop)")
+    assert ports.holder_words(port) is None
 
 
 def test_a_port_among_vllms_own_flags_wins() -> None:

@@ -57,12 +57,11 @@ def _opened(name: str) -> tuple[Deployment, Places]:
 
 def _found(name: str) -> Places:
     """The files of a deployment that exists, however its configuration is."""
-    from loadmaster.edge.statehome import CONFIGURATION
     from loadmaster.service.places import Places
 
     with serve_errors():
         places = Places.of(name)
-    if not (places.folder / CONFIGURATION).is_file():
+    if not places.folder.is_dir():
         _opened(name)  # says which deployments there are
     return places
 
@@ -223,8 +222,17 @@ def _show_findings(findings: tuple[Finding, ...]) -> None:
 def _explain(status: Status, seconds: float) -> None:
     _show_findings(tuple(finding for finding in status.findings if finding.severity != "note"))
     web = status.supervisor.programs.get(f"{status.name}-web")
-    if status.state == "ready" and web in ("EXITED", "FATAL"):
-        reason, hint = "the gateway has ended", f"loadmaster logs {status.name} --web"
+    if status.supervisor.pid is None:
+        said = f": {status.state}{f', {status.message}' if status.message else ''}"
+        reason, hint = f"is not up, its supervisor has gone{said}", f"loadmaster up {status.name}"
+    elif status.gateway.problem is not None:
+        reason = f"is not reachable: its gateway {status.gateway.problem}"
+        hint = (
+            f"the supervisor goes on trying; end the other one, or give gateway.port another number and: "
+            f"loadmaster restart {status.name}"
+        )
+    elif status.state == "ready" and web in ("EXITED", "FATAL"):
+        reason, hint = "does not answer: the gateway has ended", f"loadmaster logs {status.name} --web"
     elif status.healthy is None or status.state == "ready":
         what = f"crashed {status.restarts + 1} times" if status.restarts else f"is not ready after {seconds:.0f} s"
         reason = f"{what}: {status.state}: {status.message}"

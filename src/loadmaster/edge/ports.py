@@ -12,6 +12,7 @@ from loadmaster.edge.process import read_process
 
 _LISTEN = "0A"
 _LAST = 65535
+FOLDER_VARIABLE = "LOADMASTER_FOLDER"  # in the environment of every process of a deployment
 
 
 def is_free(host: str, port: int) -> bool:
@@ -50,6 +51,20 @@ def holder(port: int) -> tuple[int, str] | None:
                         process = read_process(int(entry.name))
                         return int(entry.name), process.name if process else "?"
     return None
+
+
+def holder_words(port: int) -> str | None:
+    """``process 123 python (deployment shop)``; None when it cannot be seen who listens there."""
+    found = holder(port)
+    if found is None:
+        return None
+    pid, name = found
+    folder = ""
+    with contextlib.suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        wanted = f"{FOLDER_VARIABLE}=".encode()
+        folder = next((os.fsdecode(entry[len(wanted) :]) for entry in entries if entry.startswith(wanted)), "")
+    return f"process {pid} {name}" + (f" (deployment {Path(folder).name})" if folder else "")
 
 
 def _inodes(port: int) -> set[str]:

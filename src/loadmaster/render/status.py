@@ -71,7 +71,7 @@ def _engine(status: Status) -> str:
 def _gateway(status: Status) -> str:
     gateway = status.gateway
     if gateway.pid is None:
-        return "not open"
+        return f"not open: {gateway.problem}" if gateway.problem else "not open"
     return f"process {gateway.pid}, {gateway.url}, {'open' if gateway.answers else 'does NOT answer'}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from loadmaster.core.deployment import Deployment
-from loadmaster.edge.ports import holder, is_free
+from loadmaster.edge.ports import holder_words, is_free
 from loadmaster.edge.process import Member
 from loadmaster.edge.statehome import write_file
 from loadmaster.render.documents import encode, plan_document
@@ -33,6 +33,7 @@ from loadmaster.service.supervisorclient import Supervisor, SupervisorError
 from loadmaster.service.takedown import Said, alone
 
 _LOOK_EVERY_S = 0.2
+_LOST_S = 2.0  # a supervisor or gateway that is away for so long has gone
 # A first start that crashes so often in a row is no start; the supervisor goes on trying all the same.
 _MOST_CRASHES = 3
 # supervisord's names: programs in these states stay as they are
@@ -80,8 +81,7 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
         port = choose_port(places, deployment)
         engine.command(deployment, prepared.sheet, port)  # says now what could not be started later
         if port != deployment.engine.port:
-            found = holder(deployment.engine.port)
-            by = f"process {found[0]} {found[1]}" if found else "another deployment or process"
+            by = holder_words(deployment.engine.port) or "another deployment or process"
             said(f"port {deployment.engine.port} is held by {by}; the engine gets {port}")
         write_configuration(deployment, places)
         try:
@@ -101,9 +101,10 @@ def wait_until_up(deployment: Deployment, places: Places, timeout_s: float, show
         show(now)
         if now.healthy and gateway_ready(now):
             return now
-        lost = now.state in ("down", "dead") and now.supervisor.pid is None
-        gone_since = (gone_since or time.monotonic()) if lost or _web_ended(now) else None
-        settled = now.state == "failed" or (gone_since is not None and time.monotonic() - gone_since > 2.0)
+        # without a supervisor nobody starts anything again, whatever was said last
+        lost = now.supervisor.pid is None or now.gateway.problem is not None or _web_ended(now)
+        gone_since = (gone_since or time.monotonic()) if lost else None
+        settled = now.state == "failed" or (gone_since is not None and time.monotonic() - gone_since > _LOST_S)
         if settled or _crashes(now, places) >= _MOST_CRASHES or time.monotonic() >= deadline:
             return now
         time.sleep(_LOOK_EVERY_S)
@@ -132,10 +133,8 @@ def _check_keys(deployment: Deployment) -> None:
 def _check_gateway_port(deployment: Deployment) -> None:
     gateway = deployment.gateway
     if not is_free(gateway.host, gateway.port):
-        found = holder(gateway.port)
-        by = f"process {found[0]} {found[1]}" if found else "another process"
         raise Refusal(
-            f"port {gateway.port} on {gateway.host} is held by {by}",
+            f"port {gateway.port} on {gateway.host} is held by {holder_words(gateway.port) or 'another process'}",
             "end it, or give gateway.port in loadmaster.toml another number",
         )
 

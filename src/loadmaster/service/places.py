@@ -34,6 +34,7 @@ class Places:
         self.backend_port = self.run / "backend.port"
         self.engine_run = self.run / "engine.run"
         self.web = self.run / "web.json"
+        self.web_problem = self.run / "web.problem"  # why the gateway is not open
         self.change_lock = self.run / "change.lock"
         self.engine_lock = self.run / "engine.lock"
         self.backend_log = self.logs / "backend.log"

@@ -16,7 +16,7 @@ from loadmaster.service.places import Busy, Places, locked
 
 _LOCK_WAIT_S = 10.0
 HOST = "127.0.0.1"
-_FIRST_OPEN = 1024  # below, only the administrator may listen
+_USUAL = 8000  # where engines listen; nothing is looked for below it, for other services live there
 
 
 def choose_port(places: Places, deployment: Deployment) -> int:
@@ -29,7 +29,7 @@ def choose_port(places: Places, deployment: Deployment) -> int:
         remembered = remembered_port(places)
         if remembered is not None and remembered not in taken and is_free(HOST, remembered):
             return remembered  # the gateway knows it
-        for first in (deployment.engine.port, _FIRST_OPEN):
+        for first in (deployment.engine.port, _USUAL):
             port = next_free(HOST, first, taken)
             if port is not None:
                 write_file(places.backend_port, str(port).encode())

@@ -54,11 +54,12 @@ class BackendStatus(Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
-    """``answers``: whether its ``/health`` answers, None: it does not run."""
+    """``answers``: whether its ``/health`` answers, None: it does not run. ``problem``: why it could not open."""
 
     pid: int | None = None
     url: str | None = None
     answers: bool | None = None
+    problem: str | None = None
 
 
 class SupervisorStatus(Struct, frozen=True, kw_only=True):
@@ -215,11 +216,17 @@ def _gateway(places: Places) -> GatewayStatus:
     try:
         address = msgspec.json.decode(places.web.read_bytes(), type=_Address)
     except (OSError, msgspec.MsgspecError):
-        return GatewayStatus()
+        return GatewayStatus(problem=_problem(places))
     if not Pid(address.pid).alive:
-        return GatewayStatus()
+        return GatewayStatus(problem=_problem(places))
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     return GatewayStatus(pid=address.pid, url=address.url, answers=_get(host, address.port, "/health") == 200)
+
+
+def _problem(places: Places) -> str | None:
+    with contextlib.suppress(OSError):
+        return places.web_problem.read_text(encoding="utf-8", errors="replace")[:1000] or None
+    return None
 
 
 def _get(host: str, port: int, path: str, timeout_s: float = _PROBE_S) -> int | None:

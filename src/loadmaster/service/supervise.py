@@ -154,7 +154,7 @@ def start(places: Places, *, foreground: bool = False) -> subprocess.Popen[bytes
 
     ``foreground``: as this process's child, which is returned. Raises :class:`SuperviseError`.
     """
-    for stale in (places.socket, places.supervisor_pid):
+    for stale in (places.socket, places.supervisor_pid, places.web_problem):
         with contextlib.suppress(OSError):
             stale.unlink()
     argv = [sys.executable, "-m", "supervisor.supervisord", "-c", str(places.configuration)]
@@ -243,7 +243,7 @@ def sweep(places: Places, said: Callable[[str], None] = lambda text: None) -> tu
     if run is not None and end_run(run):
         with contextlib.suppress(OSError):
             places.engine_run.unlink()
-    for stale in (places.socket, places.supervisor_pid, places.web):
+    for stale in (places.socket, places.supervisor_pid, places.web, places.web_problem):
         with contextlib.suppress(OSError):
             stale.unlink()
     places.remove_socket_folder()

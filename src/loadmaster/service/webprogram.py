@@ -16,7 +16,8 @@ import msgspec
 
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import LoadSheet
-from loadmaster.edge.ports import holder
+from loadmaster.edge.ports import holder_words
+from loadmaster.edge.statehome import StateError, write_file
 from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.gateway import serve
 from loadmaster.service.gatewaysettings import (
@@ -123,14 +124,14 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     try:
         settings = gateway_settings(deployment, places, plan, port, convert)
         threading.Thread(target=watcher.watch, daemon=True).start()
-        serve(settings, lambda url: logging.info("open at %s, the engine is at port %d", url, port))
+        serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
-        logging.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+        _not_opened(places, f"{error.message}{f' ({error.hint})' if error.hint else ''}")
         return 1
     except OSError as error:
-        held = holder(deployment.gateway.port)
-        by = f", held by process {held[0]} {held[1]}" if held else ""
-        logging.error("cannot listen on port %d: %s%s", deployment.gateway.port, error.strerror or error, by)
+        held = holder_words(deployment.gateway.port)
+        by = f"held by {held}" if held else error.strerror or str(error)
+        _not_opened(places, f"cannot listen on port {deployment.gateway.port} of {deployment.gateway.host}: {by}")
         return RESTART if watcher.why is None else 0
     finally:
         for pid in pool.processes():
@@ -139,6 +140,19 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     if watcher.why is not None:
         logging.info("ended: %s", watcher.why)
     return RESTART if watcher.restart else 0
+
+
+def _opened(places: Places, url: str, port: int) -> None:
+    with contextlib.suppress(OSError):
+        places.web_problem.unlink()
+    logging.info("open at %s, the engine is at port %d", url, port)
+
+
+def _not_opened(places: Places, why: str) -> None:
+    """Say it in the log, and where ``status`` finds it."""
+    logging.error("%s", why)
+    with contextlib.suppress(StateError):
+        write_file(places.web_problem, why.encode("utf-8", "replace"))
 
 
 class _Watcher:
