@@ -137,6 +137,17 @@ def load_library() -> Any:
     return xllamacpp
 
 
+def let_the_log_end(quiet_s: float = 0.4, most_s: float = 5.0) -> None:
+    """Return once nothing more is written to stderr: the engine logs from a thread that an exit would cut off."""
+    began = since = time.monotonic()
+    size = -1
+    while time.monotonic() - since < quiet_s and time.monotonic() - began < most_s:
+        now = os.fstat(2).st_size  # of a pipe always 0: then this waits once
+        if now != size:
+            size, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parent = os.getppid()
     options = arguments(sys.argv[1:] if words is None else words)
@@ -158,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         server = engine.Server(parameters)
     except Exception as error:  # a RuntimeError for every cause
+        let_the_log_end()
         say(f"error: the engine did not start ({error}); what it said stands above")
         return FAILED
     say(f"listening on {server.listening_address}")
