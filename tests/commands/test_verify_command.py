@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from loadmaster.commands import verify as verify_module
 from loadmaster.commands.verify import verify
-from loadmaster.config import write_deployment
+from loadmaster.config import load_deployment, write_deployment
 from loadmaster.core.deployment import Deployment, EngineSection, KeysSection
+from loadmaster.failure import Failure
 from loadmaster.service import verifyload, verifypictures
+from loadmaster.service.keys import write_own_key
+from loadmaster.service.places import Places
 from tests.commands.transcript import Transcript, run
 from tests.service.seeing_service import serving_in_thread
 
@@ -152,8 +156,21 @@ def test_several_deployments_have_to_be_named() -> None:
     assert verified().err == "error: name a deployment, or a service with --url; there are: one, two\n"
 
 
-def test_a_key_that_is_kept_as_a_hash_has_to_be_given() -> None:
+def test_the_key_is_the_gateways_own_else_one_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployed("one", KeysSection(environment="MY_KEYS"))
+    loaded = load_deployment("one")
+    with pytest.raises(Failure, match="MY_KEYS, which is not set here") as refused:
+        verify_module._key_of(loaded)
+    assert refused.value.hint == "give the key with --api-key-file"
+    monkeypatch.setenv("MY_KEYS", "alice=sk-0123456789abcdefghij, bob=sk-x")
+    assert verify_module._key_of(loaded) == "sk-0123456789abcdefghij"
+    monkeypatch.setenv("MY_KEYS", "sk-0123456789=abcdefghij")  # the equals sign is a part of this one
+    assert verify_module._key_of(loaded) == "sk-0123456789=abcdefghij"
+    own = write_own_key(Places(loaded.path.parent).web_key)
+    assert verify_module._key_of(loaded) == own
+
+
+def test_a_key_that_is_kept_as_a_hash_has_to_be_given_where_the_gateway_made_none() -> None:
     deployed("one", KeysSection(file="keys"))
-    done = verified("one")
-    assert done.code == 2
-    assert "--api-key-file" in done.err
+    with pytest.raises(Failure, match="keeps only its hash"):
+        verify_module._key_of(load_deployment("one"))

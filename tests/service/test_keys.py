@@ -249,4 +249,4 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     code, out, err = run(keys_command, ("add", "ann", "--file", str(blocked / "keys.json")), "keys").without()
-    assert (code, out) == (2, "") and err.startswith("error: ") and "File exists" in err
+    assert (code, out) == (1, "") and err.startswith("error: cannot write ") and "file exists" in err

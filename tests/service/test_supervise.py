@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,30 @@ def test_a_crash_is_started_again_after_a_wait(one: Served) -> None:
     said = one.up()
     assert "backing-off: the engine ended in the phase loading (killed by SIGSEGV)" in said
     assert one.status().restarts == 1
+
+
+@pytest.mark.parametrize("kind", ["environment", "file"])
+def test_a_deployment_that_asks_for_keys_is_verified_without_giving_one(one: Served, kind: str) -> None:
+    key = "sk-0123456789abcdefghij"
+    if kind == "environment":
+        one.environment["MY_KEYS"] = f"alice={key}"
+        one.configure(keys={"environment": "MY_KEYS"})
+    else:
+        one.configure(keys={"file": "keys.json"})
+        assert one.run("keys", "add", "alice", "--deployment", one.name).returncode == 0
+    one.up()
+    own = one.places.web_key
+    assert own.stat().st_mode & 0o777 == 0o600
+    first = own.read_text()
+    assert first != key
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        one.ask()
+    one.environment.pop("MY_KEYS", None)  # as in another shell
+    report = json.loads(one.run("verify", one.name, "--json", "--timeout", "5").stdout)
+    steps = {step["name"]: step["status"] for step in report["steps"]}
+    assert (steps["models"], steps["stream"]) == ("passed", "passed"), report
+    one.run("down", one.name)
+    assert not own.exists()
 
 
 # ---------------------------------------------------------------------------------------------- what stands in the way

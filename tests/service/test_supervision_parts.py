@@ -132,9 +132,13 @@ def test_secret_values_come_from_flags_variables_and_keys() -> None:
         keys=KeysSection(environment="MY_KEYS"),
     )
     found = secret_values(
-        deployment, "engine-key", {"MY_KEYS": "key-one,key-two", "MY": "key-three", "PATH": "/usr/bin:/bin"}
+        deployment,
+        "engine-key",
+        {"MY_KEYS": "key-one,ann=lm-0123456789abcdefghij", "MY": "key-three", "PATH": "/usr/bin:/bin"},
     )
-    assert set(found) == {"flag-secret", "hf-secret", "engine-key", "key-one", "key-two"} | {"key-one,key-two"}
+    keys = {"key-one", "ann=lm-0123456789abcdefghij", "lm-0123456789abcdefghij"}
+    whole = "key-one,ann=lm-0123456789abcdefghij"
+    assert set(found) == {"flag-secret", "hf-secret", "engine-key", whole, *keys}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from loadmaster.commands.options import json_option
-from loadmaster.failure import USAGE, Failure
+from loadmaster.failure import PROBLEM, USAGE, Failure
 from loadmaster.terminal import write_result
 
 
@@ -25,11 +25,13 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _key_errors() -> Iterator[None]:
-    from loadmaster.edge.statehome import StateError
+    from loadmaster.edge.statehome import StateError, WriteError
     from loadmaster.service.keys import KeysError
 
     try:
         yield
+    except WriteError as error:
+        raise Failure(error.message, error.hint, PROBLEM) from None
     except (KeysError, StateError) as error:
         raise Failure(error.message, error.hint) from None
 

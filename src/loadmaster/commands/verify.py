@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {True: OK, False: PROBLEM, None: COULD_NOT_TELL}
 _KEY_LIMIT_BYTES = 64 << 10
+_GIVE_KEY = "give the key with --api-key-file"
 
 
 @click.command()
@@ -77,8 +78,8 @@ def verify(
             raise Failure(f"{url!r} is no address of a service", "it begins with http:// or https://")
     else:
         loaded = _deployment(name)
-        key = key or _key_of(loaded)
         url, installation = find_service(loaded)
+        key = key or _key_of(loaded)
         limits = planned_limits(installation)
     if concurrency is not None:
         limits = structs.replace(limits, concurrency=concurrency)
@@ -183,13 +184,21 @@ def find_service(loaded: Loaded) -> tuple[str, Installation]:
 
 
 def _key_of(loaded: Loaded) -> str | None:
-    """The deployment's key where it can be had: a file holds only its hash."""
+    """A key that the deployment takes: the one that its gateway made for this, else one of its variable."""
     import os
 
+    from loadmaster.service.keys import read_own_key, secrets_of_environment
+    from loadmaster.service.places import Places
+
     keys = loaded.deployment.keys
+    if keys.environment is None and keys.file is None:
+        return None
+    own = read_own_key(Places(loaded.path.parent).web_key)
+    if own is not None:
+        return own
+    given = os.environ.get(keys.environment, "") if keys.environment is not None else ""
+    if given.strip():
+        return secrets_of_environment(given)[0][1]
     if keys.environment is not None:
-        given = os.environ.get(keys.environment, "").replace(",", " ").split()
-        return given[0] if given else None
-    if keys.file is not None:
-        raise Failure("the deployment asks for a key and keeps only its hash", "give the key with --api-key-file")
-    return None
+        raise Failure(f"the deployment asks for a key of {keys.environment}, which is not set here", _GIVE_KEY)
+    raise Failure("the deployment asks for a key and keeps only its hash", _GIVE_KEY)

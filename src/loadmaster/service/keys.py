@@ -25,8 +25,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from loadmaster.edge.statehome import WriteError, write_file, write_problem
+
 SCHEMA = 1
 DEFAULT_FILE = "keys.json"
+OWN_NAME = "loadmaster"  # of the key that loadmaster's own commands use
 PREFIX = "lm-"
 LEAST_LETTERS = 20  # of a key given by the environment
 MOST_KEYS = 1000
@@ -124,7 +127,10 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 def add_key(
     path: Path, name: str, *, requests_per_minute: int | None = None, requests_at_once: int | None = None
 ) -> str:
-    """Add a key to the file, which is made if missing, and return it; it cannot be read back later."""
+    """Add a key to the file, which is made if missing, and return it; it cannot be read back later.
+
+    Raises :class:`KeysError`, and WriteError when the disk is full or the file may not be written.
+    """
     if not is_key_name(name):
         raise KeysError(f"{name!r} has to be 1 to 64 letters, digits, dots, hyphens and underscores")
     with _locked(path):
@@ -163,7 +169,7 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise KeysError(f"{path}: {error.strerror or error}") from None
+        raise WriteError(*write_problem(error, path)) from None
 
 
 def _write(path: Path, keys: tuple[Key, ...]) -> None:
@@ -184,10 +190,7 @@ def _write(path: Path, keys: tuple[Key, ...]) -> None:
 def keys_of_environment(value: str) -> tuple[Key, ...]:
     """Keys from a variable: ``KEY`` or ``NAME=KEY``, several apart by commas or white space."""
     found: list[Key] = []
-    for word in re.split(r"[,\s]+", value.strip()):
-        name, separator, secret = word.partition("=")
-        if not separator or not is_key_name(name) or len(secret) < LEAST_LETTERS:
-            name, secret = f"environment-{len(found) + 1}", word
+    for name, secret in secrets_of_environment(value):
         if len(secret) < LEAST_LETTERS:
             raise KeysError(
                 f"a key in the environment has {len(secret)} letters, at least {LEAST_LETTERS} are needed",
@@ -195,6 +198,35 @@ def keys_of_environment(value: str) -> tuple[Key, ...]:
             )
         found.append(hashed(name, secret))
     return tuple(found)
+
+
+def secrets_of_environment(value: str) -> tuple[tuple[str, str], ...]:
+    """``(name, key)`` of each word of such a variable; a key without a name gets one from its place."""
+    found: list[tuple[str, str]] = []
+    for word in re.split(r"[,\s]+", value.strip()):
+        name, separator, secret = word.partition("=")
+        if not separator or not is_key_name(name) or len(secret) < LEAST_LETTERS:
+            name, secret = f"environment-{len(found) + 1}", word
+        found.append((name, secret))
+    return tuple(found)
+
+
+def write_own_key(path: Path) -> str:
+    """Make the key by which loadmaster's own commands ask the gateway that starts now, readable by the owner alone.
+
+    Raises StateError.
+    """
+    secret = new_secret()
+    write_file(path, secret.encode("ascii"))
+    return secret
+
+
+def read_own_key(path: Path) -> str | None:
+    """The key of the gateway that runs, None when it asks for none or could not write it."""
+    try:
+        return path.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 class KeyRing:

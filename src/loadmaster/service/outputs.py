@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.secrets import HIDDEN, hide_in_text, is_secret_name
 from loadmaster.engines.base import Engine
+from loadmaster.service.keys import secrets_of_environment
 
 _LONGEST_LINE = 64 * 1024
 _SHORTEST_SECRET = 6  # shorter values stand in words of every log
@@ -24,7 +25,8 @@ def secret_values(deployment: Deployment, api_key: str | None, environment: Mapp
     values = {value for name, value in deployment.engine.env.items() if is_secret_name(name)}
     values |= {value for name, value in environment.items() if is_secret_name(name)}
     if deployment.keys.environment is not None:
-        values |= set(environment.get(deployment.keys.environment, "").replace(",", " ").split())
+        given = environment.get(deployment.keys.environment, "")
+        values |= {*given.replace(",", " ").split(), *(secret for _, secret in secrets_of_environment(given))}
     if api_key is not None:
         values.add(api_key)
     words = deployment.engine.flags

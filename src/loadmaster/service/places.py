@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from loadmaster.edge.statehome import StateError, deployment_folder, make_folder, write_file, write_problem
+from loadmaster.edge.statehome import WriteError, deployment_folder, make_folder, write_file, write_problem
 
 # Every process of a deployment has it in its environment: the deployment's folder.
 FOLDER_VARIABLE = "LOADMASTER_FOLDER"
@@ -34,6 +34,7 @@ class Places:
         self.backend_port = self.run / "backend.port"
         self.engine_run = self.run / "engine.run"
         self.web = self.run / "web.json"
+        self.web_key = self.run / "web.key"  # for loadmaster's own questions to a gateway that asks for keys
         self.web_problem = self.run / "web.problem"  # why the gateway is not open
         self.change_lock = self.run / "change.lock"
         self.engine_lock = self.run / "engine.lock"
@@ -78,7 +79,7 @@ class Places:
             try:
                 folder = tempfile.mkdtemp(prefix="loadmaster-", dir=base)
             except OSError as error:
-                raise StateError(*write_problem(error, Path(base))) from None
+                raise WriteError(*write_problem(error, Path(base))) from None
             write_file(self.run / "sockets", os.fsencode(folder))
         return self.socket
 
@@ -135,7 +136,7 @@ def locked(path: Path, wait_s: float, waiting: Callable[[int | None], None] = la
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StateError(*write_problem(error, path)) from None
+        raise WriteError(*write_problem(error, path)) from None
     try:
         deadline = time.monotonic() + wait_s
         said = False

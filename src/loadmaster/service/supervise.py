@@ -243,7 +243,7 @@ def sweep(places: Places, said: Callable[[str], None] = lambda text: None) -> tu
     if run is not None and end_run(run):
         with contextlib.suppress(OSError):
             places.engine_run.unlink()
-    for stale in (places.socket, places.supervisor_pid, places.web, places.web_problem):
+    for stale in (places.socket, places.supervisor_pid, places.web, places.web_key, places.web_problem):
         with contextlib.suppress(OSError):
             stale.unlink()
     places.remove_socket_folder()

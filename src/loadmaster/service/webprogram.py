@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadmaster.core.deployment import Deployment
+from loadmaster.core.deployment import Deployment, KeysSection
 from loadmaster.core.facts import LoadSheet
 from loadmaster.edge.ports import holder_words
 from loadmaster.edge.statehome import StateError, write_file
@@ -30,7 +30,7 @@ from loadmaster.service.gatewaysettings import (
 )
 from loadmaster.service.images import ImagePool, apply
 from loadmaster.service.images import ImageRules as PictureRules
-from loadmaster.service.keys import keys_path
+from loadmaster.service.keys import OWN_NAME, keys_path, write_own_key
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import listening_port, remembered_port
 
@@ -49,9 +49,17 @@ def read_plan(path: Path) -> LoadSheet | None:
 
 
 def gateway_settings(
-    deployment: Deployment, places: Places, plan: LoadSheet | None, port: int, image_rules: ImageRules | None
+    deployment: Deployment,
+    places: Places,
+    plan: LoadSheet | None,
+    port: int,
+    image_rules: ImageRules | None,
+    own_key: str | None = None,
 ) -> GatewaySettings:
-    """What the gateway of this deployment is told, with its engine at ``port`` of this machine."""
+    """What the gateway of this deployment is told, with its engine at ``port`` of this machine.
+
+    ``own_key``: one more key that it takes, of loadmaster's own commands.
+    """
     gateway, limits, keys = deployment.gateway, deployment.limits, deployment.keys
     engine = engine_of(deployment)
     return GatewaySettings(
@@ -68,7 +76,7 @@ def gateway_settings(
         port=gateway.port,
         insecure=gateway.insecure,
         keys_file=str(keys_path(places.folder, keys.file)) if keys.file is not None else None,
-        keys_environment=os.environ.get(keys.environment, "") if keys.environment is not None else None,
+        keys_environment=_plain_keys(keys, own_key),
         further_routes=tuple(gateway.extra_routes),
         limits=LimitSettings(
             max_body_bytes=gateway.max_body_bytes,
@@ -79,6 +87,15 @@ def gateway_settings(
         image_rules=image_rules,
         address_file=str(places.web),
     )
+
+
+def _plain_keys(keys: KeysSection, own_key: str | None) -> str | None:
+    """The keys that are no hashes, as a variable would have them; None: there are none of this kind."""
+    given = os.environ.get(keys.environment, "") if keys.environment is not None else None
+    own = f"{OWN_NAME}={own_key}" if own_key is not None else None
+    if given is None or own is None:
+        return own if given is None else given
+    return f"{given} {own}" if given.strip() else given  # a variable without a key is refused
 
 
 def concurrency(deployment: Deployment, plan: LoadSheet | None) -> int:
@@ -122,7 +139,7 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
 
     watcher = _Watcher(deployment, places, port, supervisor)
     try:
-        settings = gateway_settings(deployment, places, plan, port, convert)
+        settings = gateway_settings(deployment, places, plan, port, convert, _own_key(deployment, places))
         threading.Thread(target=watcher.watch, daemon=True).start()
         serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
@@ -140,6 +157,19 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     if watcher.why is not None:
         logging.info("ended: %s", watcher.why)
     return RESTART if watcher.restart else 0
+
+
+def _own_key(deployment: Deployment, places: Places) -> str | None:
+    """A key of this start for ``verify`` and ``upgrade``; None when no keys are asked for, or the disk is full."""
+    with contextlib.suppress(OSError):
+        places.web_key.unlink()
+    if deployment.keys.file is None and deployment.keys.environment is None:
+        return None
+    try:
+        return write_own_key(places.web_key)
+    except StateError as error:
+        logging.error("%s; loadmaster verify needs --api-key-file", error.message)
+        return None
 
 
 def _opened(places: Places, url: str, port: int) -> None:
