@@ -25,6 +25,7 @@ from loadmaster.service.enginestate import EngineState, Pid, State, write_state
 from loadmaster.service.errors import ImageError
 from loadmaster.service.gateway import create_app
 from loadmaster.service.gatewaysettings import BackendSettings, GatewaySettings, LimitSettings, SettingsError
+from loadmaster.service.relay import is_end
 from tests.gateways import CHAT, HEAD, QUICK, chunk, gateway, one_backend, scripted, soon
 from tests.running import Running, fake_engine
 
@@ -724,5 +725,64 @@ def test_connections_are_bounded(tmp_path: Path) -> None:
                 assert await asyncio.wait_for(reader.read(), 5) == b""
                 writer.close()
             assert (await opened.ask("GET", "/health")).status == 200
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    ("route", "events", "whole"),
+    [
+        (CHAT, b'data: {"choices": [{"delta": {"content": "[DONE]"}}]}\n\n', False),
+        (CHAT, b'data: {"choices": [{"delta": {"content": "an \\"error\\""}}], "error": null}\n\n', False),
+        (CHAT, b"data: [DONE]\n\n", True),
+        (CHAT, b"data:[DONE]\r\n\r\n: still here\r\n\r\n", True),
+        (CHAT, b'data: {"error": {"message": "no memory"}}\n\n', True),
+        ("/v1/responses", b'event: response.in_progress\ndata: {"type": "response.in_progress", "error": null}\n\n', False),
+        (
+            "/v1/responses",
+            b'data: {"type": "response.output_text.delta", "delta": "response.completed \\"error\\""}\n\n',
+            False,
+        ),
+        ("/v1/responses", b'event: response.completed\ndata: {"type": "response.completed"}\n\n', True),
+        ("/v1/responses", b'data: {"type": "error", "message": "x"}\n\n', True),
+        ("/v1/messages", b'event: content_block_delta\ndata: {"type": "content_block_delta", "x": "message_stop"}\n\n', False),
+        ("/v1/messages", b'event: message_stop\ndata: {"type": "message_stop"}\n\n', True),
+        (CHAT, b"data: [DONE]\n\ndata: {broken\n\n", False),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_stream_is_known_by_the_type_of_its_last_event(route: str, events: bytes, whole: bool) -> None:
+    assert is_end(events, route) is whole
+
+
+def test_a_responses_stream_that_breaks_off_ends_with_an_error_event() -> None:
+    async def scene() -> None:
+        event = b'event: response.in_progress\ndata: {"type": "response.in_progress", "response": {"error": null}}\n\n'
+        ends = b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event)
+        async with scripted(HEAD, ends) as url, gateway(one_backend(url)) as opened:
+            answer = await opened.ask("POST", "/v1/responses", json={"model": "fake", "input": "x", "stream": True})
+            assert answer.status == 200 and len(answer.events) == 2
+            last = msgspec.json.decode(answer.events[-1].partition(b"data: ")[2])
+            assert (last["type"], last["code"]) == ("error", "engine_down")
+
+    play(scene())
+
+
+def test_an_expectation_that_nobody_meets_is_refused_with_an_error_object() -> None:
+    async def scene() -> None:
+        async with scripted() as url, gateway(one_backend(url)) as opened:
+            for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("POST", "/nowhere"), ("DELETE", CHAT)):
+                answer = await opened.raw(
+                    f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: a-miracle\r\n"
+                    "Content-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}".encode()
+                )
+                head, _, body = answer.partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 417 "), answer
+                assert b"application/json" in head and b"X-Request-Id" in head
+                assert msgspec.json.decode(body)["error"]["code"] == "expectation_failed"
+            answer = await opened.raw(
+                f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\nConnection: close\r\n"
+                "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n".encode()
+            )
+            assert answer.startswith(b"HTTP/1.1 413 ") and b"body_too_large" in answer
 
     play(scene())

@@ -220,7 +220,30 @@ def test_the_newest_pictures_are_kept_and_the_rest_become_texts() -> None:
 
 def test_pictures_that_are_left_out_are_not_looked_at() -> None:
     result, _ = applied(chat("http://10.0.0.1/", "data:,", SMALL), ImageRules(max_images=1))
-    assert [part["type"] for part in result[0]["content"]] == ["text", "text", "text", "image_url"]
+    assert [part["type"] for part in result[0]["content"]] == ["text", "text", "image_url"]
+
+
+def test_pictures_that_are_left_out_cost_one_short_text_a_message() -> None:
+    messages = [*chat(*[SMALL] * 300), {"role": "assistant", "content": "Squares."}, *chat(*[SMALL] * 60)]
+    result, changes = applied(messages, ImageRules(max_images=4))
+    first, second = result[0]["content"], result[2]["content"]
+    assert [part["type"] for part in first] == ["text", "text"]
+    assert "only the newest 4 of a conversation are kept" in first[1]["text"]
+    assert [part["type"] for part in second] == ["text", "text", *["image_url"] * 4]
+    assert len(second[1]["text"]) <= 12
+    assert changes == ["356 older pictures left out"]
+    assert len(messages[0]["content"]) == 301  # what came in stays as it was
+
+
+def test_a_tools_result_of_which_every_picture_is_left_out_is_not_empty() -> None:
+    data = SMALL.partition(",")[2]
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    tool = {"type": "tool_result", "tool_use_id": "1", "content": [picture, picture]}
+    messages = [{"role": "user", "content": [tool, picture, picture]}]
+    result, _ = applied(messages, ImageRules(max_images=1))
+    texts, *rest = result[0]["content"][0]["content"], *result[0]["content"][1:]
+    assert [part["type"] for part in texts] == ["text"]
+    assert [part["type"] for part in rest] == ["text", "image"]
 
 
 def test_a_service_without_pictures_refuses_them() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from loadmaster.service.admission import FullError, Ticket
 from loadmaster.service.backends import Backend, Backends, Group
@@ -137,6 +137,21 @@ class Gateway:
             yield
         finally:
             self.key_use.end(key)
+
+    async def expected(self, request: web.Request) -> web.StreamResponse | None:
+        """Ask for a body only where its headers are not refused. Raises HTTPExpectationFailed."""
+        if request.version < HttpVersion11:
+            return None
+        if request.headers["Expect"].strip().lower() != "100-continue":
+            raise web.HTTPExpectationFailed
+        try:
+            check_head(request, self.limits)
+        except ApiError as error:
+            self.metrics.refusals.labels(error.code).inc()
+            return _refuse(error, request)
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+        return None
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.stopping:
@@ -332,7 +347,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app.router.add_get("/metrics", gateway.figures)
     app.router.add_get(MODELS_ROUTE, gateway.models)
     for route in gateway.routes:
-        app.router.add_post(route, gateway.answer)
+        app.router.add_post(route, gateway.answer, expect_handler=gateway.expected)
     app.cleanup_ctx.append(_running)
     app.on_response_prepare.append(_headers)
     return app
@@ -354,9 +369,15 @@ async def _running(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _headers(request: web.Request, response: web.StreamResponse) -> None:
-    name = request.get(NAME)
-    if name is not None:
-        response.headers["X-Request-Id"] = name
+    if NAME not in request:
+        request[NAME] = _name_of(request)  # refused before the door: an expectation
+    if isinstance(response, web.HTTPExpectationFailed):
+        words = "the one expectation that is met here is 100-continue"
+        response.body = error_body(ApiError(417, "expectation_failed", words), request.path)
+        response.content_type, response.charset = "application/json", None
+        response.headers["Content-Length"] = str(len(response.body))
+        response.force_close()
+    response.headers["X-Request-Id"] = request[NAME]
     response.headers["Server"] = "loadmaster"
     response.headers["X-Content-Type-Options"] = "nosniff"
     origin = request.get(ORIGIN)
@@ -366,6 +387,11 @@ async def _headers(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Vary"] = "Origin"
 
 
+def _name_of(request: web.BaseRequest) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    return given if _NAME.fullmatch(given) else secrets.token_hex(8)
+
+
 def _door(gateway: Gateway) -> Any:
     """The middleware around every request: who may come in, and what errors look like."""
     known = frozenset((*gateway.routes, MODELS_ROUTE, "/metrics", *OPEN_ROUTES))
@@ -373,8 +399,7 @@ def _door(gateway: Gateway) -> Any:
     @web.middleware
     async def door(request: web.Request, handler: _Handler) -> web.StreamResponse:
         began = time.perf_counter()
-        given = request.headers.get("X-Request-Id", "")
-        request[NAME] = given if _NAME.fullmatch(given) else secrets.token_hex(8)
+        request[NAME] = _name_of(request)
         try:
             response = await _let_in(gateway, request, handler)
         except ApiError as error:

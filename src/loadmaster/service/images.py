@@ -23,6 +23,7 @@ __all__ = ["ImageError", "ImagePool", "ImageRules", "apply", "changes_header"]
 HEADER = "x-loadmaster-images"
 HEADER_LENGTH = 1000
 LEFT_OUT = "[An earlier picture was left out: only the newest {count} of a conversation {verb} kept.]"
+LEFT_OUT_AS_WELL = "[left out]"
 # Pictures of one request that are in work at once: the rest wait here, so that other requests get their turn.
 AT_ONCE = 4
 # A tool's result holds parts, which hold pictures: three levels in the forms as documented.
@@ -70,9 +71,7 @@ async def apply(
     changes = []
     if left_out:
         changes.append(f"{left_out} older {'picture' if left_out == 1 else 'pictures'} left out")
-    edits: list[tuple[_Place, dict[str, Any]]] = []
-    for place in places[:left_out]:
-        edits.append((place, _left_out(place.part, len(kept))))
+    edits = _edits_of_left_out(places[:left_out], len(kept))
     for number, (place, outcome) in enumerate(zip(kept, outcomes, strict=True), start=left_out + 1):
         part = _rebuilt(place, outcome)
         if part is not place.part:
@@ -181,10 +180,23 @@ def _rebuilt(place: _Place, outcome: Outcome) -> dict[str, Any]:
     return rebuilt
 
 
-def _left_out(part: dict[str, Any], count: int) -> dict[str, Any]:
-    kind = "input_text" if part.get("type") in ("input_image", "computer_screenshot") else "text"
-    text = LEFT_OUT.format(count="one" if count == 1 else count, verb="is" if count == 1 else "are")
-    return {"type": kind, "text": text}
+def _edits_of_left_out(places: list[_Place], count: int) -> list[tuple[_Place, dict[str, Any] | None]]:
+    """One text for all pictures that a message's list of parts loses; only the conversation's first says why.
+
+    A list is never left empty: engines refuse that.
+    """
+    edits: list[tuple[_Place, dict[str, Any] | None]] = []
+    told: set[tuple[int | str, ...]] = set()
+    for place in places:
+        holder = place.steps[:-1]
+        if holder in told and isinstance(place.steps[-1], int) and len(holder) > 0:
+            edits.append((place, None))
+            continue
+        kind = "input_text" if place.part.get("type") in ("input_image", "computer_screenshot") else "text"
+        text = LEFT_OUT.format(count="one" if count == 1 else count, verb="is" if count == 1 else "are")
+        edits.append((place, {"type": kind, "text": LEFT_OUT_AS_WELL if told else text}))
+        told.add(holder)
+    return edits
 
 
 def _pictures(messages: list[Any]) -> Iterator[_Place]:
@@ -234,8 +246,8 @@ def _of_part(part: dict[str, Any], steps: tuple[int | str, ...], depth: int) -> 
         yield from _nested(part, steps, depth)
 
 
-def _with_parts(messages: list[Any], edits: list[tuple[_Place, dict[str, Any]]]) -> list[Any]:
-    """A copy of ``messages`` with parts exchanged; only the containers on the way to one are copied."""
+def _with_parts(messages: list[Any], edits: list[tuple[_Place, dict[str, Any] | None]]) -> list[Any]:
+    """A copy of ``messages`` with parts exchanged, or taken out for None; only containers on the way are copied."""
     if not edits:
         return messages
     result: list[Any] = list(messages)
@@ -249,4 +261,6 @@ def _with_parts(messages: list[Any], edits: list[tuple[_Place, dict[str, Any]]])
                 container[path[-1]] = copied[path]
             container = copied[path]
         container[place.steps[-1]] = part
+    for path in {place.steps[:-1] for place, part in edits if part is None}:
+        copied[path][:] = [part for part in copied[path] if part is not None]
     return result

@@ -26,12 +26,12 @@ from loadmaster.service.upstream import (
 MOST_EVENT_BYTES = 16 << 20
 MOST_ERROR_BYTES = 1 << 20
 
-# What the last event of a whole stream holds.
-_ENDS: dict[str, tuple[bytes, ...]] = {
-    CHAT_ROUTE: (b"[DONE]", b'"error"'),
-    COMPLETIONS_ROUTE: (b"[DONE]", b'"error"'),
-    RESPONSES_ROUTE: (b"response.completed", b"response.failed", b"response.incomplete", b"[DONE]", b'"error"'),
-    MESSAGES_ROUTE: (b"message_stop", b"[DONE]", b'"error"'),
+# The events that end a whole stream, by their type; ``[DONE]`` and an error do so on every route.
+_ENDS: dict[str, tuple[str, ...]] = {
+    CHAT_ROUTE: (),
+    COMPLETIONS_ROUTE: (),
+    RESPONSES_ROUTE: ("response.completed", "response.failed", "response.incomplete"),
+    MESSAGES_ROUTE: ("message_stop",),
 }
 _EVENT_HEADS = (b"data", b"event", b"id", b"retry", b":")
 
@@ -145,6 +145,25 @@ def events_end(part: bytes | bytearray) -> int:
     return max(end if end > 1 else 0, other if other > 3 else 0)
 
 
+def is_end(events: bytes | bytearray, route: str) -> bool:
+    """Whether the last of these whole events ends a stream of the route: judged by its type, never by its text."""
+    for event in reversed(bytes(events).replace(b"\r\n", b"\n").split(b"\n\n")):
+        lines = [line.partition(b":") for line in event.lstrip(b"\xef\xbb\xbf").split(b"\n")]
+        data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
+        if not data:
+            continue  # a comment that keeps the connection open
+        if data.strip() == b"[DONE]":
+            return True
+        try:
+            value = msgspec.json.decode(data)
+        except (msgspec.MsgspecError, RecursionError):
+            return False
+        if not isinstance(value, dict):
+            return False
+        return value.get("type") in ("error", *_ENDS[route]) or bool(value.get("error"))
+    return False
+
+
 async def _stream(
     exchange: Exchange, backend: Backend, route: str, flight: Flight, headers: dict[str, str]
 ) -> web.StreamResponse:
@@ -165,7 +184,7 @@ async def _stream(
                 problem = fault(error)
                 break
             if not part:
-                if held or not any(mark in last for mark in _ENDS.get(route, (b"",))):
+                if held or (route in _ENDS and not is_end(last, route)):
                     problem = _died("its stream ended too early")
                 break
             if held or not part.endswith(b"\n\n"):
@@ -189,7 +208,8 @@ async def _stream(
             await response.write(part)
             flight.writing_since = None
             flight.bytes_out += len(part)
-            last = part
+            if b"data" in part:
+                last = part
     except asyncio.CancelledError:
         if flight.stopped is None or not response.prepared or flight.writing_since is not None:
             raise
