@@ -112,13 +112,13 @@ def _idle_words(search: Search, best: Found) -> tuple[str, ...]:
 def _not_useful(search: Search, best: Found) -> tuple[str, ...]:
     """What to say of a launch that starts, with a context that is no good to anybody."""
     length, useful = best.plan.settings.max_model_len, policy().useful_context
-    if best.sheet.fits is not True or length is None or length >= min(useful, search.context or useful):
+    if best.sheet.fits is False or length is None or length >= min(useful, search.context or useful):
         return ()
     larger = useful_card(search.case, [size for size in _CARD_SIZES if size > search.case.gpus[0].total_bytes])
     would = [f"a card with {larger // GIB} GiB"] if larger is not None else []
     if fewer_bits(search.case.model, search.case.launch, best.sheet):
         would.append("a checkpoint of fewer bits")
-    words = f"not useful: only a context of {length:,} tokens fits"
+    words = f"not useful: only a context of {length:,} tokens {'fits' if best.sheet.fits else 'may fit'}"
     return (f"{words}; what would do: {' or '.join(would)}" if would else words,)
 
 
@@ -153,7 +153,7 @@ def _failure(case: Case, best: Found, fixes: Sequence[Fix]) -> str:
             "for everything else"
         )
     if not certain:
-        words += "; the launch below may fit, by the expected figures or closest to them"
+        words += "; the launch below fits by the expected figures"
     if fixes:
         words += f"; what would do: {fixes[0].why}"
     return words

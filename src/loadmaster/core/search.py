@@ -207,20 +207,20 @@ class Search:
                 yield hold
 
     def _undecided(self) -> Found | None:
-        """The first step that fits by the expected figures; else the launch that misses them by least."""
+        """The first useful step that fits by the expected figures. What misses even these is no recommendation."""
         self.accept_undecided = True
-        nearest: tuple[int, Found] | None = None
         for hold in _HOLDS:
             for step in self._steps(hold):
-                found = self._at(self.base, step, hold)
-                if found is None:
-                    continue
-                missing = _missing(found)
-                if not missing:
+                found = self._at(self.base, step, hold) if self._useful(step) else None
+                if found is not None and not _missing(found):
                     return found
-                if nearest is None or missing < nearest[0]:
-                    nearest = (missing, found)
-        return nearest[1] if nearest is not None else None
+        return None
+
+    def _useful(self, step: Step) -> bool:
+        """Whether a step is worth a try that may fail: nothing below what the user asks for or a chat needs."""
+        context = min(self.policy.useful_context, self.context or 0)
+        pixels = min(self.policy.small_picture, self.most_pixels or 0, self.wishes.pixels or self.policy.small_picture)
+        return step.context >= context and step.pixels >= pixels
 
     def _at(self, cards: dict[str, Any], step: Step, hold: _Hold) -> Found | None:
         """The launch of one step, at the given share of the card or at the one that makes it fit."""
@@ -406,7 +406,7 @@ def too_heavy(plan: Plan) -> bool:
 
 
 def _expected_share(plan: Plan, sheet: LoadSheet) -> dict[str, Any] | None:
-    """``--gpu-memory-utilization`` moved down by what the expected peaks are too high; None where they are not."""
+    """``--gpu-memory-utilization`` moved down by what the expected peaks are too high, up by what the cache lacks."""
     if plan.settings.kv_cache_memory_bytes is not None or not plan.ranks:
         return None
     now = plan.settings.gpu_memory_utilization
@@ -414,8 +414,13 @@ def _expected_share(plan: Plan, sheet: LoadSheet) -> dict[str, Any] | None:
     free = min(
         (rank.gpu.total_bytes - rank.other_processes - rank.context.bytes) / rank.gpu.total_bytes for rank in plan.ranks
     )
-    share = math.floor(min(now - max(0.0, over), free) * 100) / 100
-    return {"--gpu-memory-utilization": share} if 0 < share < now else None
+    share = now - over if over > 0 else now
+    cache = plan.kv_cache
+    if over < 0 and cache is not None and plan.request_bytes is not None:
+        lacking = max(0, plan.request_bytes - (cache.available_bytes or 0))
+        share += min(-over, lacking / min(rank.gpu.total_bytes for rank in plan.ranks) + (0.005 if lacking else 0))
+    share = math.floor(min(share, free) * 100) / 100
+    return {"--gpu-memory-utilization": share} if 0 < share != math.floor(now * 100) / 100 else None
 
 
 def _missing(found: Found) -> int:
