@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
+import aiohttp
 import pytest
 
 from loadmaster.commands import verify as verify_module
@@ -17,6 +19,7 @@ from loadmaster.failure import Failure
 from loadmaster.service import verifyload, verifypictures
 from loadmaster.service.keys import write_own_key
 from loadmaster.service.places import Places
+from loadmaster.service.verifyclient import Service
 from tests.commands.transcript import Transcript, run
 from tests.service.seeing_service import serving_in_thread
 
@@ -123,6 +126,17 @@ def test_nobody_there() -> None:
     assert "cannot connect to http://127.0.0.1:9" in " ".join(done.out.split())
 
 
+def test_a_password_in_the_address_is_never_shown(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    address = "http://someone:secretpw@127.0.0.1:9/v1"
+    for more in ((), ("--json",)):
+        done = verified("--url", address, "--timeout", "5", "--html", str(page), *more)
+        assert done.code == 1
+        text = done.out + done.err + page.read_text(encoding="utf-8")
+        assert "http://127.0.0.1:9" in text
+        assert "secretpw" not in text and "someone" not in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -130,6 +144,10 @@ def test_nobody_there() -> None:
         (("--url", "localhost:8000"), "error: 'localhost:8000' is no address of a service\n"),
         (("one", "--url", "http://x"), "error: either the name of a deployment or --url, not both\n"),
         (("one",), "error: no deployment 'one'\n"),
+        (("--url", "http://"), "error: 'http://' is no address of a service\n"),
+        (("--url", "http://[::1"), "error: 'http://[::1' is no address of a service\n"),
+        (("--url", "http://127.0.0.1:abc"), "error: 'http://127.0.0.1:abc' is no address of a service\n"),
+        (("--url", "http://me:secretpw@h:99999"), "error: 'http://***@h:99999' is no address of a service\n"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], error: str) -> None:
@@ -174,3 +192,10 @@ def test_a_key_that_is_kept_as_a_hash_has_to_be_given_where_the_gateway_made_non
     deployed("one", KeysSection(file="keys"))
     with pytest.raises(Failure, match="keeps only its hash"):
         verify_module._key_of(load_deployment("one"))
+
+
+def test_credentials_in_the_address_are_sent_unless_a_key_is_given() -> None:
+    session = cast(aiohttp.ClientSession, None)
+    assert Service(session, "http://me:pw@h")._headers == {"Authorization": "Basic bWU6cHc="}
+    assert Service(session, "http://me:pw@h", api_key="sk")._headers == {"Authorization": "Bearer sk"}
+    assert Service(session, "http://h")._headers == {}

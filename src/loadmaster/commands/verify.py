@@ -66,6 +66,7 @@ def verify(
     from msgspec import structs
 
     from loadmaster.core.verification import Limits
+    from loadmaster.service.serviceaddress import AddressError, parse_address
     from loadmaster.service.verify import planned_limits
     from loadmaster.service.verify import verify as prove
 
@@ -74,18 +75,21 @@ def verify(
     if url is not None:
         if name is not None:
             raise Failure("either the name of a deployment or --url, not both")
-        if not url.startswith(("http://", "https://")):
-            raise Failure(f"{url!r} is no address of a service", "it begins with http:// or https://")
+        try:
+            shown = parse_address(url).url
+        except AddressError as error:
+            raise Failure(error.message, error.hint) from None
     else:
         loaded = _deployment(name)
         url, installation = find_service(loaded)
         key = key or _key_of(loaded)
         limits = planned_limits(installation)
+        shown = url
     if concurrency is not None:
         limits = structs.replace(limits, concurrency=concurrency)
     progress = None if as_json else _show
     if not as_json:
-        write_result(f"{url}\n\n")
+        write_result(f"{shown}\n\n")
     report = asyncio.run(
         prove(
             url,

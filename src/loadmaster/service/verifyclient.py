@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 from msgspec import Struct
 
+from loadmaster.service.serviceaddress import parse_address
 from loadmaster.service.verifystream import StreamReader, error_text, reasoning_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -58,17 +60,25 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """One service at ``url`` (with or without ``/v1``). ``timeout_s`` holds for one request as a whole."""
+    """One service at ``url`` (with or without ``/v1``). ``timeout_s`` holds for one request as a whole.
+
+    Credentials in the address are sent as such, where no key is given, and never shown. Raises
+    :class:`AddressError`.
+    """
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, *, api_key: str | None = None, timeout_s: float = 120.0
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        address = parse_address(url)
+        self.url = address.url
         self.model = ""
         self.timeout_s = timeout_s
         self.refused: list[str] = []
         self._session = session
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if address.user is not None and not api_key:
+            pair = base64.b64encode(f"{address.user}:{address.password}".encode()).decode()
+            self._headers = {"Authorization": f"Basic {pair}"}
         self._limit_name = "max_tokens"
 
     async def get(self, path: str, *, base: str | None = None, timeout_s: float | None = None) -> tuple[int, bytes]:
