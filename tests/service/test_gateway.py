@@ -26,6 +26,7 @@ from loadmaster.service.errors import ImageError
 from loadmaster.service.gateway import create_app
 from loadmaster.service.gatewaysettings import BackendSettings, GatewaySettings, LimitSettings, SettingsError
 from loadmaster.service.relay import is_end
+from loadmaster.service.tokenizing import llamacpp_request
 from tests.gateways import CHAT, HEAD, QUICK, chunk, gateway, one_backend, scripted, soon
 from tests.running import Running, fake_engine
 
@@ -786,3 +787,41 @@ def test_an_expectation_that_nobody_meets_is_refused_with_an_error_object() -> N
             assert answer.startswith(b"HTTP/1.1 413 ") and b"body_too_large" in answer
 
     play(scene())
+
+
+def json_answer(body: bytes) -> tuple[bytes, bytes]:
+    return HEAD.replace(b"text/event-stream", b"application/json"), chunk(body) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "answer"),
+    [
+        (b"[5, 7, 7]", {"count": 3, "tokens": [5, 7, 7]}),
+        (
+            b'[{"id": 5, "piece": "a"}, {"id": 7, "piece": [195, 169]}]',
+            {"count": 2, "tokens": [5, 7], "token_strs": ["a", "\u00e9"]},
+        ),
+        (b"[]", {"count": 0, "tokens": []}),
+        (b"null", None),
+    ],
+)
+def test_llamacpp_tokenizes_in_the_words_of_vllm(tokens: bytes, answer: dict[str, Any] | None) -> None:
+    async def scene() -> None:
+        answers = json_answer(b'{"tokens": ' + tokens + b"}")
+        async with scripted(*answers) as url, gateway(one_backend(url, llamacpp=True)) as opened:
+            told = await opened.ask("POST", "/tokenize", json={"model": "fake", "prompt": "a\u00e9"})
+            if answer is None:
+                assert (told.status, told.code) == (502, "engine_garbage")
+            else:
+                assert told.status == 200 and told.json == answer
+            messages = [{"role": "user", "content": "x"}]
+            told = await opened.ask("POST", "/tokenize", json={"model": "fake", "messages": messages})
+            assert (told.status, told.code) == (400, "tokenize_messages")
+
+    play(scene())
+
+
+def test_a_prompt_is_sent_to_llamacpp_as_content() -> None:
+    body = {"model": "m", "prompt": "x", "add_special_tokens": False, "return_token_strs": True}
+    assert llamacpp_request(body) == {"model": "m", "content": "x", "add_special": False, "with_pieces": True}
+    assert llamacpp_request({"model": "m", "prompt": "x"})["add_special"] is True

@@ -38,6 +38,7 @@ from loadmaster.service.keys import Key, KeyRing, KeysError, KeyUse
 from loadmaster.service.relay import Flight, NotConnectedError, relay
 from loadmaster.service.requestbody import Body, BodyBudget, check_head, parse_object, read_body
 from loadmaster.service.requestrules import Asked, judge, urls_of_pictures
+from loadmaster.service.tokenizing import TOKENIZE_ROUTE, llamacpp_request, vllm_answer
 from loadmaster.service.visitors import HostRules, OriginRules
 
 CHANGES_HEADER = "X-Loadmaster-Changes"
@@ -184,12 +185,19 @@ class Gateway:
                 if changes:
                     self.metrics.changed.labels(group.model).inc()
                     headers[CHANGES_HEADER] = _header("; ".join(changes))
-                asked_body["model"] = next(iter(group.backends)).served_name
+                first = group.backends[0]
+                asked_body["model"] = first.served_name
+                translated = route == TOKENIZE_ROUTE and first.settings.llamacpp
+                if translated:
+                    asked_body = llamacpp_request(asked_body)
                 contents = Contents(asked_body)
                 del asked_body, asked
                 await self.turn(ticket, group)
                 try:
-                    return await self.send(request, route, group, contents, flight, headers)
+                    response = await self.send(request, route, group, contents, flight, headers)
+                    if translated and isinstance(response, web.Response) and response.status == 200:
+                        response.body = vllm_answer(response.body, first.card.get("max_model_len"))
+                    return response
                 finally:
                     self.count(route, group, flight, began)
 

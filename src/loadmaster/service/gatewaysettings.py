@@ -22,6 +22,7 @@ class BackendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``served_name``: the engine's own name of the model, None: the same. ``url``: without ``/v1``. ``concurrency``:
     requests that fit at once, by the plan. ``state_file``: ``engine.json`` of the deployment, which tells why an
     engine does not answer, on which port it listens, and its name of the model when ``served_name`` is None.
+    ``llamacpp``: the engine is llama.cpp, whose server has names of its own for some fields.
     """
 
     model: str
@@ -30,6 +31,7 @@ class BackendSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     api_key: str | None = None
     concurrency: int = 8
     state_file: str | None = None
+    llamacpp: bool = False
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

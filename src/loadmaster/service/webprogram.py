@@ -70,6 +70,7 @@ def gateway_settings(
                 api_key=engine.api_key(deployment),
                 concurrency=concurrency(deployment, plan),
                 state_file=str(places.engine),
+                llamacpp=deployment.engine.kind == "llamacpp",
             ),
         ),
         host=gateway.host,
