@@ -124,12 +124,24 @@ def test_the_gateway_is_told_of_the_engine_and_of_the_limits(checkpoint: Path, m
     monkeypatch.setenv("SHOP_KEYS", "key-one-key-one")
     deployment = _deployment(
         checkpoint,
-        gateway={"port": 7999, "extra_routes": ["/tokenize"]},
+        gateway={
+            "port": 7999,
+            "extra_routes": ["/tokenize"],
+            "allowed_hosts": ["models.example.org"],
+            "allowed_origins": ["https://chat.example.org"],
+        },
         limits={"queue": 3, "concurrency": 5, "per_key_requests_per_minute": 9},
         keys={"environment": "SHOP_KEYS"},
     )
-    settings = gateway_settings(deployment, Places(Path("/state/shop")), None, 8123, None)
+
+    async def closing() -> None:
+        """Never called here."""
+
+    settings = gateway_settings(deployment, Places(Path("/state/shop")), None, 8123, None, closing=closing)
     (backend,) = settings.backends
+    assert settings.allowed_hosts == ("models.example.org",)
+    assert settings.allowed_origins == ("https://chat.example.org",)
+    assert settings.closing is closing and backend.llamacpp is False
     assert (backend.model, backend.url, backend.api_key) == ("shop", "http://127.0.0.1:8123", "sesame-sesame")
     assert (backend.concurrency, backend.state_file) == (5, "/state/shop/engine.json")
     assert (settings.port, settings.further_routes) == (7999, ("/tokenize",))

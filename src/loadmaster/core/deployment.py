@@ -26,6 +26,8 @@ FURTHER_ROUTES = ("/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
+_ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,39}")
 _MOST_SECONDS = 7 * 24 * 3600
 
@@ -51,13 +53,19 @@ class EngineSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GatewaySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The door. ``insecure``: listen beyond this machine without keys. ``extra_routes``: of FURTHER_ROUTES."""
+    """The door. ``insecure``: listen beyond this machine without keys. ``extra_routes``: of FURTHER_ROUTES.
+
+    ``allowed_hosts``: names by which clients call it, beyond its address. ``allowed_origins``: web origins whose
+    pages may use it.
+    """
 
     host: str = "127.0.0.1"
     port: int = 7860
     insecure: bool = False
     max_body_bytes: int = 64 * MIB
     allow_url_images: bool = False
+    allowed_hosts: list[str] = []
+    allowed_origins: list[str] = []
     extra_routes: list[str] = field(default_factory=lambda: list(FURTHER_ROUTES))
 
 
@@ -222,6 +230,12 @@ def _gateway(deployment: Deployment) -> Iterator[str]:
     for route in gateway.extra_routes:
         if route not in FURTHER_ROUTES:
             yield f"gateway.extra_routes: {route!r} is not one of {', '.join(FURTHER_ROUTES)}"
+    for host in gateway.allowed_hosts:
+        if not _HOST.fullmatch(host):
+            yield f"gateway.allowed_hosts: {host!r} is no name such as models.example.org, without a port"
+    for origin in gateway.allowed_origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield f"gateway.allowed_origins: {origin!r} is no origin such as https://chat.example.org, without a path"
 
 
 def _keys(keys: KeysSection) -> Iterator[str]:

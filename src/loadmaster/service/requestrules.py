@@ -150,7 +150,7 @@ def _check_bound(name: str, value: Any, group: dict[str, Any]) -> None:
         if kind != "number" and value != int(value):
             raise invalid("number_expected", f"{name} has to be a whole number", name)
         if not group["least"] <= value <= group["most"]:
-            between = f"{group['least']:,} to {group['most']:,}"
+            between = f"from {group['least']:,} to {group['most']:,}"
             raise invalid("number_out_of_range", f"{name} has to be {between}", name)
 
 

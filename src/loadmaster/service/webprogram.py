@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,12 @@ def gateway_settings(
     port: int,
     image_rules: ImageRules | None,
     own_key: str | None = None,
+    *,
+    closing: Callable[[], Awaitable[None]] | None = None,
 ) -> GatewaySettings:
     """What the gateway of this deployment is told, with its engine at ``port`` of this machine.
 
-    ``own_key``: one more key that it takes, of loadmaster's own commands.
+    ``own_key``: one more key that it takes, of loadmaster's own commands. ``closing``: called when it has closed.
     """
     gateway, limits, keys = deployment.gateway, deployment.limits, deployment.keys
     engine = engine_of(deployment)
@@ -78,6 +81,8 @@ def gateway_settings(
         insecure=gateway.insecure,
         keys_file=str(keys_path(places.folder, keys.file)) if keys.file is not None else None,
         keys_environment=_plain_keys(keys, own_key),
+        allowed_hosts=tuple(gateway.allowed_hosts),
+        allowed_origins=tuple(gateway.allowed_origins),
         further_routes=tuple(gateway.extra_routes),
         limits=LimitSettings(
             max_body_bytes=gateway.max_body_bytes,
@@ -86,6 +91,7 @@ def gateway_settings(
         ),
         probes=ProbeSettings(interval_s=_PROBE_EVERY_S),
         image_rules=image_rules,
+        closing=closing,
         address_file=str(places.web),
     )
 
@@ -140,7 +146,8 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
 
     watcher = _Watcher(deployment, places, port, supervisor)
     try:
-        settings = gateway_settings(deployment, places, plan, port, convert, _own_key(deployment, places))
+        own_key = _own_key(deployment, places)
+        settings = gateway_settings(deployment, places, plan, port, convert, own_key, closing=pool.stop)
         threading.Thread(target=watcher.watch, daemon=True).start()
         serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
