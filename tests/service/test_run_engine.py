@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, GpuLoad, GpuProcess, LaunchPlan, LoadSheet, ModelSummary
-from loadmaster.edge.process import Exit, read_process
+from loadmaster.edge.gpurelease import Release
+from loadmaster.edge.process import Exit, Stopped, read_process
 from loadmaster.service import gpumemory, run_engine
 from loadmaster.service.causes import exit_code_of, failure_findings
 from loadmaster.service.enginestate import EngineState, Pid, read_run, read_state, write_state
@@ -286,6 +287,37 @@ def test_memory_that_never_becomes_free_is_a_failure_that_names_the_holder(
 
 
 # ---------------------------------------------------------------------------------------------- causes
+
+
+def test_the_memory_of_every_process_that_was_ever_seen_is_looked_for(
+    one: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash nothing of the run lives that could be listed."""
+    one.places.make()
+    deployment = one.configure()
+    asked: list[tuple[int, ...]] = []
+
+    def wait_released(pids: tuple[int, ...], *, before: object) -> Release:
+        asked.append(pids)
+        return Release(free=True, why="", seconds=0.0)
+
+    class Ended:
+        def members(self) -> tuple[()]:
+            return ()
+
+        def stop(self, term_s: float) -> Stopped:
+            return Stopped(exit=None, seconds=0.0, pids=(41, 42))
+
+    monkeypatch.setattr(run_engine, "wait_released", wait_released)
+    run = RunEngine(deployment, one.places)
+    monkeypatch.setattr(run, "_child", Ended())
+    card = GpuFacts(index=0, name="card", total_bytes=1 << 30, source="nvml")
+    monkeypatch.setattr(run, "_prepared", Prepared(gpus=(card,)))
+    try:
+        asyncio.run(run._end_engine())
+    finally:
+        run._guard.close()
+    assert asked == [(41, 42)]
 
 
 def test_the_earliest_cause_comes_first_and_the_mask_goes_when_there_is_one() -> None:

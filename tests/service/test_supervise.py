@@ -20,10 +20,11 @@ import pytest
 from loadmaster.commands.serve import derived_name
 from loadmaster.core.deployment import Deployment
 from loadmaster.edge.statehome import StateError
+from loadmaster.service.enginestate import EngineRun, Pid, write_run
 from loadmaster.service.launch import begin
 from loadmaster.service.places import Places
 from loadmaster.service.refusal import SuperviseError
-from loadmaster.service.supervise import configuration_text, leftovers, supervisor_pid
+from loadmaster.service.supervise import configuration_text, leftovers, supervisor_pid, sweep
 from tests.service.killrounds import Rounds
 from tests.service.served import Served, served
 
@@ -41,7 +42,7 @@ def one(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_the_configuration_says_what_supervisord_has_to_do(tmp_path: Path) -> None:
-    places = Places(tmp_path / "50% of it" / "shop")
+    places = Places(tmp_path / "half of it" / "shop")
     text = configuration_text(Deployment(name="shop", model="m"), places, places.socket, "/opt/my python/bin/python")
     parsed = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=True)
     parsed.read_string(text)
@@ -52,11 +53,11 @@ def test_the_configuration_says_what_supervisord_has_to_do(tmp_path: Path) -> No
         assert (program["autorestart"], program["exitcodes"], program["startsecs"]) == ("unexpected", "0,1,2,3", "0")
         assert (program["stopasgroup"], program["killasgroup"], program["redirect_stderr"]) == ("true",) * 3
     assert int(backend["stopwaitsecs"]) > 20 + 30  # run-engine's own patience, and the sweep after it
-    assert backend["stdout_logfile"] == str(places.backend_log).replace("%", "%%")
-    assert parsed["supervisorctl"]["serverurl"] == f"unix://{places.socket}".replace("%", "%%")
+    assert backend["stdout_logfile"] == str(places.backend_log)
+    assert parsed["supervisorctl"]["serverurl"] == f"unix://{places.socket}"
 
 
-@pytest.mark.parametrize("name", ["a;b #c", "x ;y", "quote'd", 'double"d', "two\nlines"])
+@pytest.mark.parametrize("name", ["a;b #c", "x ;y", "quote'd", 'double"d', "two\nlines", "50%", "%(here)s", "%%"])
 def test_a_path_that_the_file_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
     places = Places(tmp_path / name / "shop")
     with pytest.raises(SuperviseError, match="cannot be told the path"):
@@ -126,8 +127,8 @@ def test_one_life_from_up_to_down(one: Served) -> None:
     assert [path.name for path in secrets] == ["loadmaster.toml"]
     for process in one.processes():
         assert SECRET not in Path(f"/proc/{process.pid}/cmdline").read_text()
-    for path in (one.places.folder, one.places.run, one.places.logs):
-        assert path.stat().st_mode & 0o077 == 0
+    for path in (one.places.folder, *one.places.folder.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
 
     done_down = one.run("down", one.name)
     assert done_down.returncode == 0, done_down.stderr
@@ -404,6 +405,61 @@ def test_in_the_foreground_of_a_long_path_it_stays_until_a_signal_and_leaves_not
 
 
 # ---------------------------------------------------------------------------------------------- killed
+
+
+def test_crashes_are_counted_as_they_are(one: Served) -> None:
+    starts = one.home / "starts"
+    one.configure("--crash-at", "load", "--starts", str(starts), supervision={"backoff_first_s": 0.5})
+    done = one.run("up", one.name)
+    begun = int(starts.read_text())
+    assert done.returncode == 1
+    assert begun == 3
+    assert "error: one crashed 3 times: " in done.stderr
+
+
+def test_without_a_state_file_the_status_comes_from_processes_and_answers(one: Served) -> None:
+    """As on a full disk: a folder in the file's place can be neither written over nor removed."""
+    one.configure()
+    one.up()
+    engine = one.status().backend.pid
+    assert engine is not None
+    one.places.engine.unlink()
+    one.places.engine.mkdir()
+    os.kill(engine, signal.SIGKILL)
+    now = one.until(lambda now: now.healthy is True and now.backend.pid != engine, "the next start")
+    assert (now.state, now.message) == ("ready", "its state file cannot be written")
+    assert one.ask()
+    assert f"process {now.backend.pid}" in one.run("status", one.name).stdout
+    said = one.up()
+    assert "note     its state file cannot be written" in said
+
+
+def test_workers_that_have_written_over_their_environment_are_found_and_ended(one: Served) -> None:
+    """As vLLM's do: the session and its leader's time tell whose they are."""
+    one.places.make()
+    overwrite = (
+        "import time\n"
+        "fields = open('/proc/self/stat').read().rpartition(')')[2].split()\n"
+        "start, end = int(fields[47]), int(fields[48])\n"
+        "memory = open('/proc/self/mem', 'r+b', buffering=0)\n"
+        "memory.seek(start)\n"
+        "memory.write(bytes(end - start))\n"
+        "print(flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    first = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {overwrite!r}]); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", first], stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    leader = Pid.of(child.pid)
+    write_run(one.places.engine_run, EngineRun(marker="gone", pid=child.pid, started=leader.started))
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    (left,) = leftovers(one.places)
+    assert (left.session, left.parent != child.pid) == (child.pid, True)
+    assert sweep(one.places) == ()
+    assert leftovers(one.places) == ()
 
 
 def test_killed_processes_leave_no_orphan_a_true_status_and_a_working_up(one: Served) -> None:

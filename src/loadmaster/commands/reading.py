@@ -23,6 +23,10 @@ def read_model(
     from loadmaster.edge.modeldir import read_model as read_any
     from loadmaster.edge.source import ModelError
 
+    if no_hub_name(name) and not _exists(name):
+        raise Failure(
+            f"{name}: no such file or directory", "Give an existing path, or a hub name of the form owner/name"
+        )
     try:
         if projector is not None:
             from loadmaster.edge.gguf import read_gguf
@@ -64,6 +68,19 @@ def read_engine_cards(spec: str) -> tuple[GpuFacts, ...]:
             f"vLLM is planned for GPUs, and --gpus {spec} names none", "cpu is for GGUF files, which llama.cpp serves"
         )
     return cards
+
+
+def _exists(name: str) -> bool:
+    """Whether something is at the path; what cannot be looked at is for its reader to refuse."""
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return True
+
+
+def no_hub_name(name: str) -> bool:
+    """Whether the name can only be a path: it begins as one, or ends as a file of weights does."""
+    return name.startswith(("./", "../", "/", "~")) or name.endswith((".gguf", ".safetensors"))
 
 
 def misspelt_path(name: str) -> bool:

@@ -151,6 +151,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def _named(text: str) -> str:
     """The name of a deployment that exists, or of one that is made for this model now."""
+    from loadmaster.commands.reading import no_hub_name
     from loadmaster.edge.statehome import list_deployments
 
     with serve_errors():
@@ -158,7 +159,7 @@ def _named(text: str) -> str:
     if text in known:
         return text
     path = Path(text).expanduser()
-    is_model = path.exists() or "/" in text or text.lower().endswith(".gguf")
+    is_model = path.exists() or "/" in text or no_hub_name(text)
     return _made_for(text, known) if is_model else text
 
 
@@ -233,8 +234,9 @@ def _explain(status: Status, seconds: float) -> None:
         )
     elif status.state == "ready" and web in ("EXITED", "FATAL"):
         reason, hint = "does not answer: the gateway has ended", f"loadmaster logs {status.name} --web"
-    elif status.healthy is None or status.state == "ready":
-        what = f"crashed {status.restarts + 1} times" if status.restarts else f"is not ready after {seconds:.0f} s"
+    elif status.healthy is None or status.state == "ready" or (status.crashes and status.state != "failed"):
+        times = f"crashed {status.crashes} time{'s' if status.crashes > 1 else ''}"
+        what = times if status.crashes else f"is not ready after {seconds:.0f} s"
         reason = f"{what}: {status.state}: {status.message}"
         hint = f"the supervisor goes on trying: loadmaster status {status.name}, loadmaster down {status.name}"
     else:
@@ -250,8 +252,10 @@ def _where(deployment: Deployment, status: Status) -> str:
         ("model", str(status.backend.model)),
         ("engine", f"{deployment.engine.kind}, process {status.backend.pid}, port {status.backend.port}"),
         ("ready", f"after {seconds:.1f} s" if seconds is not None else "yes"),
-        ("next", f"loadmaster verify {name}; loadmaster status {name}; loadmaster logs {name} -f"),
     ]
+    if status.run_engine is None:  # what is shown comes from processes and answers alone
+        rows.append(("note", status.message))
+    rows.append(("next", f"loadmaster verify {name}; loadmaster status {name}; loadmaster logs {name} -f"))
     return f"{name} answers\n\n" + "".join(f"{label:9}{text}\n" for label, text in rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -16,6 +17,7 @@ from loadmaster.edge.statehome import StateError, WriteError, state_home, write_
 
 _PROC = Path("/proc")
 FOLDER_VARIABLE = "LOADMASTER_FOLDER"  # the deployment's folder, in the environment of all its processes
+PORTS_LOCK = "ports.lock"  # under which deployments choose their engines' ports
 _PROGRAMS = ("run-engine", "run-web")
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -130,11 +132,10 @@ def remove_deployment(folder: Path) -> None:
         raise WriteError(*write_problem(error, doomed if doomed.exists() else folder, "remove")) from None
     if sockets is not None:
         shutil.rmtree(sockets, ignore_errors=True)
-    for parent in (folder.parent, folder.parent.parent):
-        try:
-            parent.rmdir()  # the last deployment takes the empty folders with it
-        except OSError:
-            return
+    with contextlib.suppress(OSError):  # the last deployment takes the empty folders with it
+        folder.parent.rmdir()
+        (folder.parent.parent / PORTS_LOCK).unlink(missing_ok=True)
+        folder.parent.parent.rmdir()
 
 
 def socket_folder(folder: Path) -> Path | None:

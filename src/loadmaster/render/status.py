@@ -63,7 +63,7 @@ def _state(status: Status) -> str:
 def _engine(status: Status) -> str:
     backend = status.backend
     if backend.pid is None:
-        return "no process"
+        return "its process is not known" if status.state == "ready" else "no process"
     answers = {True: "answers", False: "does NOT answer", None: "not asked yet"}[backend.answers]
     return f"process {backend.pid}, {backend.url}, model {backend.model}, {answers}"
 

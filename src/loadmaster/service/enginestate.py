@@ -123,7 +123,7 @@ def write_state(path: Path, state: EngineState) -> None:
             return
         with contextlib.suppress(OSError):
             path.unlink()
-        raise
+        write_file(path, content)  # the old one may have made room
 
 
 def _write_over(path: Path, content: bytes) -> bool:
@@ -144,7 +144,13 @@ def read_run(path: Path) -> EngineRun | None:
 
 
 def write_run(path: Path, run: EngineRun) -> None:
-    write_file(path, msgspec.json.encode(run))
+    """Raises :class:`StateError`. On a full disk the old file is written over."""
+    content = msgspec.json.encode(run)
+    try:
+        write_file(path, content)
+    except StateError:
+        if not _write_over(path, content):
+            raise
 
 
 def next_state(old: EngineState, state: State, **changes: object) -> EngineState:

@@ -145,7 +145,7 @@ def _web_ended(now: Status) -> bool:
 
 
 def _crashes(now: Status, places: Places) -> int:
-    return now.restarts if now.state in ("backing-off", "exited", "dead") else 0
+    return now.crashes if now.state in ("backing-off", "exited", "dead") else 0
 
 
 def _names(members: tuple[Member, ...]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.deployment import Deployment
 from loadmaster.edge.ports import is_free, next_free
+from loadmaster.edge.removal import PORTS_LOCK
 from loadmaster.edge.statehome import state_home, write_file
 from loadmaster.engines.base import EngineError
 from loadmaster.service.enginestate import FINAL, read_state
@@ -40,7 +41,7 @@ def choose_port(places: Places, deployment: Deployment) -> int:
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     try:
-        with locked(state_home() / "ports.lock", _LOCK_WAIT_S):
+        with locked(state_home() / PORTS_LOCK, _LOCK_WAIT_S):
             yield
     except Busy:
         raise EngineError("another deployment chooses its port and does not come to an end") from None

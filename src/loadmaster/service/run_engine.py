@@ -363,7 +363,6 @@ class RunEngine:
         if self._child is None:
             return None
         child, patience = self._child, self._stop_patience_s
-        pids = [member.pid for member in child.members()]
         stopped = await in_thread(lambda: child.stop(patience))
         if self._outputs is not None:
             await in_thread(lambda: self._outputs.finish(_READ_REST_S) if self._outputs else None)
@@ -377,7 +376,7 @@ class RunEngine:
             with contextlib.suppress(OSError):
                 self._places.engine_run.unlink()
         if self._prepared.gpus and any(gpu.source == "nvml" for gpu in self._prepared.gpus):
-            release = await in_thread(lambda: wait_released(pids, before=self._prepared.gpus))
+            release = await in_thread(lambda: wait_released(stopped.pids, before=self._prepared.gpus))
             free = {True: "is free again", False: "is NOT free", None: "could not be looked at"}[release.free]
             self._log(f"GPU memory {free}: {release.why}")
         return stopped

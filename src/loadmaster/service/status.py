@@ -14,8 +14,10 @@ from msgspec import Struct
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import Finding
 from loadmaster.edge.process import Member
-from loadmaster.service.enginestate import FINAL, EngineState, ExitFacts, Pid, read_state
+from loadmaster.edge.process import leftovers as leftovers_of_run
+from loadmaster.service.enginestate import FINAL, EngineState, ExitFacts, Pid, read_run, read_state
 from loadmaster.service.places import Places
+from loadmaster.service.portchoice import remembered_port
 from loadmaster.service.supervise import leftovers, supervisor_pid
 from loadmaster.service.supervisorclient import Supervisor, SupervisorError
 
@@ -70,7 +72,11 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """``seconds``: how long the state lasts. ``left_over``: processes that no supervisor looks after."""
+    """``seconds``: how long the state lasts. ``left_over``: processes that no supervisor looks after.
+
+    ``restarts``: starts after a crash since ``up``; ``crashes``: one more while the last crash is not yet followed by a
+    start.
+    """
 
     name: str
     state: Shown
@@ -79,6 +85,7 @@ class Status(Struct, frozen=True, kw_only=True):
     since: float | None = None
     seconds: float | None = None
     restarts: int = 0
+    crashes: int = 0
     backend: BackendStatus = BackendStatus()
     gateway: GatewayStatus = GatewayStatus()
     supervisor: SupervisorStatus = SupervisorStatus()
@@ -101,15 +108,18 @@ def status_of(places: Places, deployment: Deployment | None = None) -> Status:
     said = read_state(places.engine)
     supervisor = _supervisor(places)
     everyone = leftovers(places)
-    state, message = _judge(places, said, supervisor, everyone)
+    gateway = _gateway(places)
+    state, message = _judge(places, said, supervisor, gateway, everyone)
     runner = said.runner.pid if said is not None and said.runner is not None and said.runner.alive else None
-    running = said is not None and said.process is not None and said.process.alive
-    port = said.port if said is not None and running else None
+    engine = said.process.pid if said is not None and said.process is not None and said.process.alive else None
+    port = said.port if said is not None and engine is not None else None
+    if said is None and supervisor.pid is not None:
+        engine = _engine_of_run(places)
+        port = remembered_port(places) if engine is not None else None
     url = f"http://127.0.0.1:{port}" if port is not None else None
     answers = None
     if state == "ready" and port is not None:
-        # an engine that asks for a key answers, too
-        answers = _get("127.0.0.1", port, "/v1/models") in (200, 401, 403)
+        answers = _lists_models(port)
     since = said.since if said is not None and state not in ("down", "starting", "dead") else None
     return Status(
         name=places.name,
@@ -119,14 +129,15 @@ def status_of(places: Places, deployment: Deployment | None = None) -> Status:
         since=since,
         seconds=max(0.0, time.time() - since) if since is not None else None,
         restarts=said.restarts if said is not None else 0,
+        crashes=said.restarts + _crashed_last(said) if said is not None else 0,
         backend=BackendStatus(
-            pid=said.process.pid if said is not None and said.process is not None and running else None,
+            pid=engine,
             port=port,
             url=url,
             model=said.model if said is not None else None,
             answers=answers,
         ),
-        gateway=_gateway(places),
+        gateway=gateway,
         supervisor=supervisor,
         run_engine=runner,
         findings=said.findings if said is not None else (),
@@ -137,14 +148,18 @@ def status_of(places: Places, deployment: Deployment | None = None) -> Status:
 
 
 def _judge(
-    places: Places, said: EngineState | None, supervisor: SupervisorStatus, everyone: tuple[Member, ...]
+    places: Places,
+    said: EngineState | None,
+    supervisor: SupervisorStatus,
+    gateway: GatewayStatus,
+    everyone: tuple[Member, ...],
 ) -> tuple[Shown, str]:
     """The state to show. What run-engine said counts as long as it lives; after that, only a final word does."""
     again = f"loadmaster up {places.name}"
     lives = said is not None and said.runner is not None and said.runner.alive
     if said is None:
         if supervisor.pid is not None:
-            return _unsaid(places, supervisor)
+            return _unsaid(places, supervisor, gateway)
         return ("dead", f"processes run without a supervisor; {again}") if everyone else ("down", "")
     if lives:
         if said.state == "exited" and said.retry_at is not None:
@@ -167,18 +182,38 @@ def _judge(
     return "dead", f"supervisor and run-engine have died in the state {said.state}; {again}"
 
 
-def _unsaid(places: Places, supervisor: SupervisorStatus) -> tuple[Shown, str]:
-    """No engine.json, though there is a supervisor: run-engine begins, or could not write."""
+def _unsaid(places: Places, supervisor: SupervisorStatus, gateway: GatewayStatus) -> tuple[Shown, str]:
+    """No engine.json, though there is a supervisor: run-engine begins, or could not write. The gateway's answer
+    and the processes tell what is true."""
     program = _backend(places, supervisor)
-    if _full(places):
-        return (
-            "failed" if program == "EXITED" else "starting"
-        ), "the disk is full, so run-engine cannot say how far it is"
+    full = _full(places)
+    unwritten = "its state file cannot be written" + (": the disk is full" if full else "")
     if program == "RUNNING":
-        return "starting", "run-engine has said nothing yet"
+        port = remembered_port(places)
+        if gateway.answers and port is not None and _lists_models(port) and _ready(gateway):
+            return "ready", unwritten
+        return "starting", unwritten if full else "run-engine has said nothing yet"
     if program in ("EXITED", "FATAL", "STOPPED"):
+        if full:
+            return "failed", f"run-engine ended, and {unwritten}"
         return "failed", f"run-engine ended without a word, see {places.backend_log}"
-    return "starting", ""
+    return "starting", unwritten if full else ""
+
+
+def _engine_of_run(places: Places) -> int | None:
+    """The engine's first process by the mark of its run: the leader of its session."""
+    run = read_run(places.engine_run)
+    members = leftovers_of_run(run.identity) if run is not None else ()
+    return next((member.pid for member in members if member.pid == member.session), None)
+
+
+def _crashed_last(said: EngineState) -> bool:
+    """Whether a crash is the last that happened: nothing was started after it."""
+    if said.state in FINAL:
+        return said.state == "exited" and said.failures > 0 and said.retry_at is None
+    if said.runner is None or not said.runner.alive:
+        return True
+    return said.state == "ready" and (said.process is None or not said.process.alive)
 
 
 def _full(places: Places) -> bool:
@@ -243,9 +278,18 @@ def _get(host: str, port: int, path: str, timeout_s: float = _PROBE_S) -> int | 
 
 def gateway_ready(now: Status) -> bool:
     """Whether a request that goes through the gateway now is answered by the engine."""
-    if now.gateway.url is None:
+    return _ready(now.gateway)
+
+
+def _lists_models(port: int) -> bool:
+    """Whether an engine answers there; one that asks for a key does, too."""
+    return _get("127.0.0.1", port, "/v1/models") in (200, 401, 403)
+
+
+def _ready(gateway: GatewayStatus) -> bool:
+    if gateway.url is None:
         return False
-    host, _, port = now.gateway.url.removeprefix("http://").rpartition(":")
+    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
     return _get(host.strip("[]"), int(port), "/ready", _READY_S) == 200
 
 

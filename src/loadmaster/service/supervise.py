@@ -19,6 +19,7 @@ from pathlib import Path
 from loadmaster.core.deployment import RUN_VARIABLE, Deployment
 from loadmaster.edge.marked import end_marked, marked
 from loadmaster.edge.process import Member, read_process
+from loadmaster.edge.process import leftovers as leftovers_of_run
 from loadmaster.edge.statehome import StateError, write_file
 from loadmaster.service.enginestate import FINAL, next_state, read_run, read_state, write_state
 from loadmaster.service.guard import end_run
@@ -94,13 +95,17 @@ def _program(argv: list[str], log: Path, stop_s: int, priority: int) -> dict[str
 
 
 def _word(value: Path | str) -> str:
-    """A value as supervisord's configuration takes it: a percent sign begins a variable there."""
+    """A value as supervisord's configuration takes it.
+
+    Raises :class:`SuperviseError` also for a percent sign: it begins a variable there, in some values of the file once
+    and in others twice, so that no way of writing it holds everywhere.
+    """
     text = str(value)
-    if any(letter in text for letter in "\n\r\"'") or " ;" in text or " #" in text:
+    if any(letter in text for letter in "%\n\r\"'") or " ;" in text or " #" in text:
         raise SuperviseError(
             f"supervisord cannot be told the path {text!r}", "set LOADMASTER_HOME to a folder with a plain name"
         )
-    return text.replace("%", "%%")
+    return text
 
 
 # ---------------------------------------------------------------------------------------------- who runs
@@ -129,8 +134,12 @@ def _answering_pid(places: Places) -> int | None:
 
 
 def leftovers(places: Places) -> tuple[Member, ...]:
-    """All processes of the deployment."""
-    return marked(FOLDER_VARIABLE, str(places.folder))
+    """All processes of the deployment, also those of its engine that have written a title over their environment."""
+    found = {member.pid: member for member in marked(FOLDER_VARIABLE, str(places.folder))}
+    run = read_run(places.engine_run)
+    if run is not None:
+        found |= {member.pid: member for member in leftovers_of_run(run.identity)}
+    return tuple(found[pid] for pid in sorted(found))
 
 
 # ---------------------------------------------------------------------------------------------- start
@@ -160,6 +169,7 @@ def start(places: Places, *, foreground: bool = False) -> subprocess.Popen[bytes
     argv = [sys.executable, "-m", "supervisor.supervisord", "-c", str(places.configuration)]
     if foreground:
         argv.append("--nodaemon")
+    _own_log(places.supervisor_log)
     complaints = places.run / "supervisord.err"
     errors = os.open(complaints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -189,6 +199,14 @@ def start(places: Places, *, foreground: bool = False) -> subprocess.Popen[bytes
             raise SuperviseError(f"supervisord did not start: {said[-300:]}", f"see {places.supervisor_log}")
         time.sleep(0.05)
     raise SuperviseError(f"supervisord does not answer after {_START_S:.0f} s", f"see {places.supervisor_log}")
+
+
+def _own_log(path: Path) -> None:
+    """supervisord opens its log before it has set its mask."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:
