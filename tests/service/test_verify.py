@@ -18,6 +18,7 @@ from loadmaster.core.deployment import Deployment, EngineSection, LimitsSection
 from loadmaster.core.verification import Limits, Report, report_document
 from loadmaster.render.verification import report_html, report_text
 from loadmaster.service import verifyload, verifypictures
+from loadmaster.service.serviceaddress import AddressError
 from loadmaster.service.verify import LOCAL as LOCAL_STEPS
 from loadmaster.service.verify import STEPS, planned_limits, verify
 from loadmaster.service.verifylocal import Installation
@@ -203,12 +204,18 @@ def test_a_model_that_is_not_listed_is_said() -> None:
     assert report.ok is False
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "http://[::1", "http://"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "http://[::1]:9"])
 def test_nobody_there_is_said_without_a_traceback(url: str) -> None:
     report = asyncio.run(verify(url, timeout_s=5))
     assert report.ok is False
     assert named(report, "failed") == {"models"}
     assert named(report, "passed") == set()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://", "http://h:99999"])
+def test_what_is_no_address_is_not_asked(url: str) -> None:
+    with pytest.raises(AddressError, match="is no address of a service"):
+        asyncio.run(verify(url, timeout_s=5))
 
 
 def test_the_json_is_as_agreed() -> None:

@@ -68,6 +68,7 @@ async def verify(
     ``limits``: what is known beforehand; the service's own words fill in the rest. ``installation``: where the
     service runs, for the steps that look at this machine. ``timeout_s``: of one request, the longest prompt has five
     times as much. ``seed``: of the pictures, None: others every time. ``progress`` is called after each step.
+    Raises :class:`AddressError` for a ``url`` that is none.
     """
     begin = time.monotonic()
     steps: list[Step] = []
