@@ -18,10 +18,12 @@ from inline_snapshot import snapshot
 
 from loadmaster.commands.deployments import completion, config, init, remove
 from loadmaster.commands.listing import list as list_command
+from loadmaster.commands.reading import read_model
 from loadmaster.config import deployment_folder, load_deployment
 from loadmaster.core.secrets import hide_in_environment, hide_in_words
 from loadmaster.edge.sample import write_sample
 from loadmaster.edge.statehome import list_deployments
+from loadmaster.failure import Failure
 from tests import gguf_writer
 from tests.commands.transcript import Transcript, run
 
@@ -189,6 +191,10 @@ def test_init_of_a_gguf_file_finds_its_projector(home: Path, tmp_path: Path) -> 
         ["cat"],
         ["Cat", "--model", "org/model"],
         ["cat", "--model", "/no/such/model"],
+        ["cat", "--model", "./model"],
+        ["cat", "--model", "~/no-such-model"],
+        ["cat", "--model", "m/nonexist.gguf"],
+        ["cat", "--model", "m/model.safetensors"],
         ["cat", "--model", "MODEL", "--gpus", "2xNOSUCHCARD"],
         ["cat", "--model", "MODEL", "--engine", "llamacpp"],
         ["cat", "--model", "org/model", "--port", "0"],
@@ -199,6 +205,18 @@ def test_init_refuses(arguments: list[str], model: Path, home: Path) -> None:
     seen = loadmaster("init", *(word.replace("MODEL", str(model)) for word in arguments))
     assert (seen.code, seen.out) == (2, "")
     assert seen.err and "Traceback" not in seen.err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("path", ["m/nonexist.gguf", "./m", "../m", "/m/model.safetensors", "~/m/n", "model.gguf"])
+def test_a_mistyped_path_is_never_asked_for_on_a_hub(path: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("loadmaster.edge.modeldir.read_model", ask)
+    with pytest.raises(Failure, match="no such file or directory") as refused:
+        read_model(path)
+    assert refused.value.exit_code == 2
     assert not home.exists()
 
 
@@ -460,6 +478,7 @@ def test_remove_leaves_nothing(home: Path) -> None:
     )
     assert list_deployments() == ["dog"]
     assert [entry.name for entry in (home / "deployments").iterdir()] == ["dog"]
+    (home / "ports.lock").touch()  # as every start leaves it
     loadmaster("remove", "dog", "--yes")
     assert not home.exists()
 

@@ -19,6 +19,7 @@ from loadmaster.commands import engine as module
 from loadmaster.config import load_deployment, write_deployment
 from loadmaster.core.deployment import Deployment, EngineSection
 from loadmaster.core.enginechoice import Machine
+from loadmaster.core.engineversion import is_release
 from loadmaster.edge import environments, machine
 from loadmaster.edge.environments import EngineEnvironmentError, Environment
 from loadmaster.service.upgrade import Steps
@@ -206,6 +207,23 @@ def test_install_refuses(
     have(monkeypatch, **changes)
     assert loadmaster("install", *arguments).without(home=str(home)) == expected
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["0.33.0; rm -rf /", "0.33.0\n", "../0.33", "", "0", "0.33.0 ", "-e .", "0.33.0[x]", "v0.33.0", "0." * 80],
+)
+def test_what_is_no_release_is_wrong_usage(version: str, home: Path) -> None:
+    seen = loadmaster("install", "--version", version)
+    assert (seen.code, seen.out) == (2, "")
+    assert "is no release of vLLM" in seen.err
+    assert "installing" not in seen.err
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.20.1rc2.dev9+g1abc", "0.9.0.post1", "0.8.5+cu121.x"])
+def test_releases_are_known_as_such(version: str) -> None:
+    assert is_release(version)
 
 
 def test_install_says_who_will_take_the_new_release(home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -272,6 +273,19 @@ def test_refusals_end_at_once_in_words(
     assert f"{BIG}: 127.0.0.1" in caught.value.message and message in caught.value.message
     assert hint in str(caught.value.hint)
     assert pauses == []
+
+
+@pytest.mark.parametrize(("hub_name", "hint"), [("hf", "HF_ENDPOINT"), ("modelscope", "--from hf")])
+def test_a_hub_that_is_away_has_its_own_hint(hub_name: Any, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("MODELSCOPE_DOMAIN", address)
+    with pytest.raises(ModelError, match="cannot reach 127") as caught:
+        prepare("org/name", hub_name)
+    assert hint in str(caught.value.hint)
+    assert ("HF_ENDPOINT" in str(caught.value.hint)) == (hub_name == "hf")
 
 
 def test_too_many_requests_are_waited_for_as_the_hub_says(hub: LoopbackHub, tmp_path: Path) -> None:

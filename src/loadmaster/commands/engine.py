@@ -101,18 +101,17 @@ def _report(line: str) -> None:
 def chosen_release(version: str | None, model: str | None, python: str) -> str:
     """The release to install; a given one is checked against the machine. Raises :class:`Failure`."""
     from loadmaster.core.enginechoice import choose_release, objections, refusal_words
-    from loadmaster.core.engineversion import version_key
+    from loadmaster.core.engineversion import is_release
     from loadmaster.edge.machine import read_machine
+    from loadmaster.render.visible import visible
 
+    if version is not None and not is_release(version):
+        raise Failure(f"{visible(version[:60])!r} is no release of vLLM", "for example 0.33.0")
     machine = read_machine(python)
     if machine.python is None:
         raise Failure(f"{python} is no Python that runs")
     architecture = _architecture(model)
     if version is not None:
-        try:
-            version_key(version)
-        except ValueError:
-            raise Failure(f"{version!r} is no release of vLLM", "for example 0.33.0") from None
         against = list(objections(version, machine, architecture))
         if against:
             fitting = choose_release(machine, architecture).version

@@ -11,6 +11,15 @@ from functools import lru_cache
 _LAST_PATCH = 1 << 20
 
 
+# PEP 440 in its normal form, without an epoch
+_RELEASE = re.compile(r"\d+(\.\d+)+((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?", re.ASCII)
+
+
+def is_release(text: str) -> bool:
+    """Whether the text, as a whole, can be the number of a release."""
+    return len(text) <= 100 and _RELEASE.fullmatch(text) is not None
+
+
 @lru_cache(maxsize=256)
 def version_key(version: str) -> tuple[int, int, int]:
     """``"0.20.1rc2.dev9+g1"`` -> ``(0, 20, 1)``; a line without patch number is its last release.

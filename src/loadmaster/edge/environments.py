@@ -104,6 +104,8 @@ def install(
             raise WriteError(*write_problem(error, final)) from None
         finally:
             shutil.rmtree(building, ignore_errors=True)
+            if not final.exists():
+                _tidy(engines)
     return Environment(version, final)
 
 
@@ -123,10 +125,16 @@ def remove(state: Path, version: str) -> Path:
             shutil.rmtree(doomed)
         except OSError as error:
             raise WriteError(*write_problem(error, found.path, "remove")) from None
-    with contextlib.suppress(OSError):
-        (state / "engines" / ".lock").unlink()
-        (state / "engines").rmdir()
+    _tidy(state / "engines")
     return found.path
+
+
+def _tidy(engines: Path) -> None:
+    """The folder and its lock go with the last environment."""
+    with contextlib.suppress(OSError):
+        if [entry.name for entry in engines.iterdir()] == [".lock"]:
+            (engines / ".lock").unlink()
+        engines.rmdir()
 
 
 def size_bytes(environment: Environment) -> int:

@@ -148,6 +148,8 @@ class HubSource:
 class Client:
     """GET with a deadline, a size limit, and errors in words."""
 
+    another_way = "set HF_ENDPOINT to a mirror"
+
     def __init__(self, endpoint: str, token: str | None) -> None:
         self.endpoint = endpoint
         self.host = urllib.parse.urlsplit(endpoint).hostname or endpoint
@@ -223,7 +225,7 @@ class Client:
         words = "no answer in time" if isinstance(reason, TimeoutError) else str(reason) or type(reason).__name__
         return ModelError(
             f"cannot reach {self.host}: {words}",
-            "Give the path of a complete local directory, or set HF_ENDPOINT to a mirror",
+            f"Give the path of a complete local directory, or {self.another_way}",
             "hub-offline",
         )
 

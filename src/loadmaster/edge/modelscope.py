@@ -41,6 +41,8 @@ class _Listing(Struct):
 class ModelScopeClient(Client):
     """GET with ModelScope's own words for refusals."""
 
+    another_way = "fetch it from Hugging Face: --from hf"
+
     def refused(self, error: urllib.error.HTTPError) -> ModelError:
         if error.code in (401, 403):
             return ModelError(
