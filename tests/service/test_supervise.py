@@ -109,6 +109,7 @@ def test_one_life_from_up_to_down(one: Served) -> None:
 
     again = one.up()
     assert "one is up already" in again
+    assert "not in force" not in again
     assert one.status().supervisor.pid == now.supervisor.pid
 
     subprocess.run([*control, "restart", "one-backend"], capture_output=True, check=True)
@@ -141,6 +142,17 @@ def test_one_life_from_up_to_down(one: Served) -> None:
     assert [name for name in left if name.endswith((".sock", ".pid", ".run")) or name == "web.json"] == []
     assert one.run("status", one.name).returncode == 1
     assert one.run("down", one.name).stderr == "one was not up\n"
+
+
+def test_up_says_which_changes_are_not_in_force_yet(one: Served) -> None:
+    one.configure()
+    one.up()
+    one.configure(gpus="cpu", limits={"queue": 7}, engine={"env": {"MY_TOKEN": SECRET}})
+    words = "changed since its start and not in force yet: gpus, engine.env, limits.queue; loadmaster restart one\n"
+    assert words in one.up()
+    assert SECRET not in one.places.started.read_text()
+    assert one.run("restart", one.name).returncode == 0
+    assert "not in force" not in one.up()
 
 
 def test_two_ups_at_once_are_one_start(one: Served) -> None:

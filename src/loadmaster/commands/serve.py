@@ -104,6 +104,9 @@ def up(context: click.Context, name: str, foreground: bool, timeout_s: float | N
             begun = launch.begin(deployment, places, line.note, foreground=foreground)
         if begun.already:
             line.note(f"{deployment.name} is up already")
+            if begun.not_in_force:
+                keys = ", ".join(begun.not_in_force)
+                line.note(f"changed since its start and not in force yet: {keys}; loadmaster restart {deployment.name}")
         _show_preparation(begun.prepared, line)
         patience = timeout_s if timeout_s is not None else deployment.engine.start_timeout_s + 60
         with serve_errors():

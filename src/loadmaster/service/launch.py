@@ -16,6 +16,7 @@ from loadmaster.edge.process import Member
 from loadmaster.edge.statehome import write_file
 from loadmaster.render.documents import encode, plan_document
 from loadmaster.service.enginechoice import engine_of
+from loadmaster.service.inforce import not_in_force, remember
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import choose_port, forget_port
 from loadmaster.service.preparation import Prepared, prepare, refuse, shown_sheet
@@ -41,9 +42,13 @@ _SETTLED = frozenset({"EXITED", "FATAL", "STOPPED"})
 
 
 class Begun(Struct, frozen=True, kw_only=True):
-    """``already``: it was up, nothing was started. ``process``: supervisord, when it is our child."""
+    """``already``: it was up, nothing was started. ``process``: supervisord, when it is our child.
+
+    ``not_in_force``: keys of settings that were changed since the start.
+    """
 
     already: bool
+    not_in_force: tuple[str, ...] = ()
     port: int | None = None
     prepared: Prepared | None = None
     process: subprocess.Popen[bytes] | None = None
@@ -59,7 +64,7 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
         if supervisor_pid(places) is not None:
             why = _why_anew(places)
             if why is None:
-                return Begun(already=True)
+                return Begun(already=True, not_in_force=not_in_force(places, deployment))
             said(f"{why}; starting anew")
             stop(places, deployment.supervision.stop_s, said)
         if leftovers(places) or places.socket.exists() or places.engine_run.exists():
@@ -84,6 +89,7 @@ def begin(deployment: Deployment, places: Places, said: Said, *, foreground: boo
             by = holder_words(deployment.engine.port) or "another deployment or process"
             said(f"port {deployment.engine.port} is held by {by}; the engine gets {port}")
         write_configuration(deployment, places)
+        remember(places, deployment)
         try:
             process = start(places, foreground=foreground)
         except BaseException:  # Ctrl-C as well: what has begun by halves is ended

@@ -32,6 +32,7 @@ class Places:
         self.configuration = self.run / "supervisord.conf"
         self.supervisor_pid = self.run / "supervisord.pid"
         self.backend_port = self.run / "backend.port"
+        self.started = self.run / "started.json"  # hashes of the settings of the last start
         self.engine_run = self.run / "engine.run"
         self.web = self.run / "web.json"
         self.web_key = self.run / "web.key"  # for loadmaster's own questions to a gateway that asks for keys
