@@ -188,6 +188,12 @@ def test_what_healthy_clients_send_passes() -> None:
 
 
 CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def with_properties(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "integer"} for number in range(count)}}
+
+
 EVERYWHERE = {
     CHAT_ROUTE: CHAT_BODY,
     COMPLETIONS_ROUTE: {"prompt": "x"},
@@ -225,6 +231,13 @@ EVERYWHERE = {
         ("stop", ["x"] * 65, "value_too_large"),
         ("stop", [["x"]], "value_invalid"),
         ("stop", "x" * 1025, "value_invalid"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"schema": with_properties(501)}},
+            "value_too_large",
+        ),
+        ("json_schema", {"anyOf": [with_properties(500)] * 11}, "value_too_large"),
+        ("tools", [{"function": {"parameters": with_properties(501)}}], "value_too_large"),
         ("lora", [{"id": 0, "scale": 1.0}], "field_not_allowed"),
         ("chat_template", "{% for i in range(1000000000) %}{% endfor %}", "field_not_allowed"),
         ("n_cmpl", 1_000_000, "field_not_allowed"),
@@ -246,7 +259,7 @@ def test_sampling_fields_within_their_bounds_pass(route: str) -> None:
         "dry_penalty_last_n": 65_536, "dry_multiplier": 0.8, "n_probs": 20, "stop": ["a", "b"],
         "samplers": ["top_k", "temperature"], "logit_bias": {"15": -100}, "grammar": 'root ::= "a"',
         "repetition_penalty": 1.05, "stop_token_ids": [1], "chat_template_kwargs": {"enable_thinking": False},
-        "response_format": {"type": "json_object"}, "stream_options": {"include_usage": True}, "user": "me",
+        "response_format": {"type": "json_object"}, "json_schema": with_properties(500), "stream_options": {"include_usage": True}, "user": "me",
         "logprobs": True, "top_logprobs": 0, "tools": [], "tool_choice": "auto", "max_tokens": 5, "best_of": None,
     }  # fmt: skip
     body = {**EVERYWHERE[route], **asked}
@@ -277,3 +290,12 @@ def test_other_names_of_the_longest_answer_count_as_max_tokens(
     body = {**EVERYWHERE[route], **given}
     judge(route, body)
     assert body == {**EVERYWHERE[route], **sent}
+
+
+@pytest.mark.parametrize("one", ["x", [1]])
+def test_prompts_of_one_request_are_counted(one: Any) -> None:
+    assert judge(COMPLETIONS_ROUTE, {"prompt": [one] * 2048, "n": 2}).places == 4096
+    with pytest.raises(ApiError) as refused:
+        judge(COMPLETIONS_ROUTE, {"prompt": [one] * 2049})
+    assert (refused.value.code, refused.value.param) == ("too_many_prompts", "prompt")
+    assert judge(COMPLETIONS_ROUTE, {"prompt": [1] * 100_000}).places == 1  # one long prompt in tokens

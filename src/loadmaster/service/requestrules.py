@@ -18,6 +18,7 @@ from loadmaster.service.errors import MESSAGES_ROUTE, RESPONSES_ROUTE, invalid
 from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE
 
 MOST_MESSAGES = 10_000
+MOST_PROMPTS = 2048  # of one request, as OpenAI's embeddings take
 
 # Fields with which one request could undo what the plan and the gateway rely on.
 REFUSED_FIELDS = {
@@ -136,6 +137,8 @@ def _check_bound(name: str, value: Any, group: dict[str, Any]) -> None:
     elif kind == "json":
         if len(msgspec.json.encode(value)) > group["most"]:
             raise invalid("value_too_large", f"{name} may have {group['most']:,} bytes at most", name)
+        if "properties" in group:
+            _check_properties(name, value, group["properties"], group["all_properties"])
     elif kind == "list":
         items = value if isinstance(value, list) else [value]
         if len(items) > group["most"]:
@@ -152,6 +155,23 @@ def _check_bound(name: str, value: Any, group: dict[str, Any]) -> None:
         if not group["least"] <= value <= group["most"]:
             between = f"from {group['least']:,} to {group['most']:,}"
             raise invalid("number_out_of_range", f"{name} has to be {between}", name)
+
+
+def _check_properties(name: str, value: Any, most: int, together: int) -> None:
+    """Count the properties of all schemas in the value, whatever holds them."""
+    total, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict):
+            properties = item.get("properties")
+            count = len(properties) if isinstance(properties, dict) else 0
+            total += count
+            if count > most or total > together:
+                words = f"{name} may have {most:,} properties in one object and {together:,} in all"
+                raise invalid("value_too_large", words, name)
+            rest += item.values()
+        elif isinstance(item, list):
+            rest += item
 
 
 def _one_length(body: dict[str, Any], route: str) -> None:
@@ -175,6 +195,8 @@ def _prompts(value: object, name: str) -> int:
         kinds = {type(item) for item in value}
         if kinds == {int}:
             return 1
+        if len(value) > MOST_PROMPTS:
+            raise invalid("too_many_prompts", f"{name} may hold {MOST_PROMPTS:,} entries at most", name)
         if kinds == {str}:
             return len(value)
         if kinds == {list} and all(item and all(type(token) is int for token in item) for item in value):
