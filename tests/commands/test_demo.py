@@ -17,9 +17,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadmaster.edge.process import read_processes
+from loadmaster.service import demowatch
+from loadmaster.service.enginestate import Pid
+from tests.service.served import served
 
 PATIENCE_S = 60.0
 started: list[subprocess.Popen[str]] = []
@@ -159,6 +163,44 @@ def test_an_end_during_the_start_leaves_nothing(place: Path, after: str) -> None
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     nothing_is_left(place)
+
+
+def test_a_killed_demonstration_ends_by_itself(place: Path) -> None:
+    process = start(place, "--port", str(free_port()))
+    assert process.stderr is not None
+    assert any(line.startswith("loading") for line in process.stderr)
+    assert len(processes_in(place)) > 3
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    deadline = time.monotonic() + 30
+    while (processes_in(place) or any(place.iterdir())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    nothing_is_left(place)
+
+
+def test_what_a_killed_demonstration_and_its_watcher_left_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, kept = tmp_path / "loadmaster-demo-x", tmp_path / "loadmaster-demo-kept"
+    (tmp_path / "loadmaster-demo-file").touch()
+    kept.mkdir()
+    with served(folder / "state", demowatch.NAME) as one:
+        one.configure()
+        one.up()
+        for path, keep in ((folder, False), (kept, True)):
+            demowatch.own(path, keep)
+        assert demowatch.earlier() == (kept, folder)
+        assert not demowatch.take_away(folder)  # its demonstration, this process, lives
+        assert one.status().healthy
+        gone = demowatch.Owner(Pid(1 << 22, 1), False)
+        (folder / "owner.json").write_bytes(msgspec.json.encode(gone))
+        (kept / "owner.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(gone, keep=True)))
+        assert demowatch.take_away(folder)
+        assert not folder.exists()
+        assert not one.processes()
+        assert not demowatch.take_away(kept)
+        assert kept.exists()
 
 
 def test_a_port_that_is_taken_is_said(place: Path) -> None:

@@ -25,7 +25,7 @@ from loadmaster.edge.ggufheader import read_header
 from loadmaster.edge.ports import next_free
 from loadmaster.edge.statehome import state_home
 from loadmaster.edge.tinymodel import RANDOM_KEY, write_tiny_model
-from loadmaster.service import verifypictures
+from loadmaster.service import demowatch, verifypictures
 from loadmaster.service.launch import begin, wait_until_up
 from loadmaster.service.places import Places
 from loadmaster.service.status import Status
@@ -36,7 +36,7 @@ from loadmaster.service.verifylocal import Installation
 from loadmaster.service.verifysteps import shown
 from loadmaster.service.webprogram import read_plan
 
-NAME = "demo"
+NAME = demowatch.NAME
 HOST, FIRST_PORT, ENGINE_PORT = "127.0.0.1", 7860, 8000
 _HOME = "LOADMASTER_HOME"
 _START_S = 120.0
@@ -85,8 +85,12 @@ def demonstration(port: int | None, keep: bool, said: Said) -> Iterator[Demonstr
     ``port``: of the gateway, None: 7860 or the next free one. ``keep``: leave the folder with model, configuration
     and logs. Raises :class:`DemoError`, and what ``loadmaster up`` raises.
     """
-    folder = Path(tempfile.mkdtemp(prefix="loadmaster-demo-"))
-    with _own_state(folder / "state"), _ending_signals():
+    for old in demowatch.earlier():
+        if demowatch.take_away(old):
+            said(f"took away what a killed demonstration left in {old}")
+    folder = Path(tempfile.mkdtemp(prefix=demowatch.PREFIX))
+    demowatch.own(folder, keep)
+    with demowatch.watched(folder), _own_state(folder / "state"), _ending_signals():
         try:
             deployment = _deployment(folder, port)
             said(f"wrote a tiny model into {folder}")
