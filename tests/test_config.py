@@ -230,7 +230,7 @@ def test_variables_of_other_purposes_are_left_alone() -> None:
             GOOD + "[gateway]\nqqq = 1\n",
             "FILE: line 5: gateway.qqq: no such key",
             "known here: host, port, insecure, max_body_bytes, allow_url_images, allowed_hosts, "
-            "allowed_origins, extra_routes",
+            "allowed_origins, backends, extra_routes",
         ),
         (
             GOOD + '[gateway]\nport = "7860"\n',

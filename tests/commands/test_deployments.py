@@ -342,6 +342,7 @@ gateway.max_body_bytes              67108864              default
 gateway.allow_url_images            false                 default
 gateway.allowed_hosts               -                     default
 gateway.allowed_origins             -                     default
+gateway.backends                    -                     default
 gateway.extra_routes                /v1/responses         default
                                     /v1/messages
                                     /v1/embeddings

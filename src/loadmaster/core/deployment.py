@@ -28,6 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_BACKEND_URL = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,39}")
 _MOST_SECONDS = 7 * 24 * 3600
 
@@ -56,7 +57,8 @@ class GatewaySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The door. ``insecure``: listen beyond this machine without keys. ``extra_routes``: of FURTHER_ROUTES.
 
     ``allowed_hosts``: names by which clients call it, beyond its address. ``allowed_origins``: web origins whose
-    pages may use it.
+    pages may use it. ``backends``: further engines behind the same gateway, each the NAME of another deployment or
+    ``MODEL=URL`` of any OpenAI service; several of one model are replicas.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +68,7 @@ class GatewaySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allow_url_images: bool = False
     allowed_hosts: list[str] = []
     allowed_origins: list[str] = []
+    backends: list[str] = []
     extra_routes: list[str] = field(default_factory=lambda: list(FURTHER_ROUTES))
 
 
@@ -214,6 +217,13 @@ def _engine(deployment: Deployment) -> Iterator[str]:
     yield from _seconds("engine.start_timeout_s", engine.start_timeout_s, above_zero=True)
 
 
+def split_backend(text: str) -> tuple[str, str] | None:
+    """``MODEL=URL`` as (model, url without a slash at its end); None when it is not of this form."""
+    model, _, url = text.rpartition("=")
+    found = _BACKEND_URL.fullmatch(url)
+    return (model, url.rstrip("/")) if model.strip() == model and model and found else None
+
+
 def _gateway(deployment: Deployment) -> Iterator[str]:
     gateway = deployment.gateway
     yield from _text("gateway.host", gateway.host)
@@ -233,6 +243,11 @@ def _gateway(deployment: Deployment) -> Iterator[str]:
     for host in gateway.allowed_hosts:
         if not _HOST.fullmatch(host):
             yield f"gateway.allowed_hosts: {host!r} is no name such as models.example.org, without a port"
+    for backend in gateway.backends:
+        if backend == deployment.name:
+            yield f"gateway.backends: {backend!r} is this deployment itself, which is always there"
+        elif split_backend(backend) is None and not is_deployment_name(backend):
+            yield f"gateway.backends: {backend!r} is neither a deployment's name nor MODEL=http://host:port"
     for origin in gateway.allowed_origins:
         if not _ORIGIN.fullmatch(origin):
             yield f"gateway.allowed_origins: {origin!r} is no origin such as https://chat.example.org, without a path"

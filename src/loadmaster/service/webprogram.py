@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from loadmaster.core.deployment import Deployment, KeysSection
+from loadmaster.config import ConfigError, load_deployment
+from loadmaster.core.deployment import Deployment, KeysSection, split_backend
 from loadmaster.core.facts import LoadSheet
 from loadmaster.edge.ports import holder_words
 from loadmaster.edge.statehome import StateError, write_file
@@ -64,18 +65,8 @@ def gateway_settings(
     ``own_key``: one more key that it takes, of loadmaster's own commands. ``closing``: called when it has closed.
     """
     gateway, limits, keys = deployment.gateway, deployment.limits, deployment.keys
-    engine = engine_of(deployment)
     return GatewaySettings(
-        backends=(
-            BackendSettings(
-                model=engine.served_model(deployment),
-                url=f"http://127.0.0.1:{port}",
-                api_key=engine.api_key(deployment),
-                concurrency=concurrency(deployment, plan),
-                state_file=str(places.engine),
-                llamacpp=deployment.engine.kind == "llamacpp",
-            ),
-        ),
+        backends=(backend(deployment, places, plan, port), *further_backends(deployment)),
         host=gateway.host,
         port=gateway.port,
         insecure=gateway.insecure,
@@ -94,6 +85,36 @@ def gateway_settings(
         closing=closing,
         address_file=str(places.web),
     )
+
+
+def backend(deployment: Deployment, places: Places, plan: LoadSheet | None, port: int) -> BackendSettings:
+    """The engine of a deployment of this machine."""
+    engine = engine_of(deployment)
+    return BackendSettings(
+        model=engine.served_model(deployment),
+        url=f"http://127.0.0.1:{port}",
+        api_key=engine.api_key(deployment),
+        concurrency=concurrency(deployment, plan),
+        state_file=str(places.engine),
+        llamacpp=deployment.engine.kind == "llamacpp",
+    )
+
+
+def further_backends(deployment: Deployment) -> tuple[BackendSettings, ...]:
+    """What ``gateway.backends`` names beside the deployment's own engine. Raises :class:`SettingsError`."""
+    found = []
+    for text in deployment.gateway.backends:
+        given = split_backend(text)
+        if given is not None:
+            found.append(BackendSettings(model=given[0], url=given[1], concurrency=_CONCURRENCY))
+            continue
+        try:
+            other, places = load_deployment(text).deployment, Places.of(text)
+        except (ConfigError, StateError) as error:
+            raise SettingsError(f"gateway.backends: {text}: {error.message}", error.hint) from error
+        port = listening_port(other, remembered_port(places) or other.engine.port)
+        found.append(backend(other, places, read_plan(places.plan), port))
+    return tuple(found)
 
 
 def _plain_keys(keys: KeysSection, own_key: str | None) -> str | None:
