@@ -825,3 +825,14 @@ def test_a_prompt_is_sent_to_llamacpp_as_content() -> None:
     body = {"model": "m", "prompt": "x", "add_special_tokens": False, "return_token_strs": True}
     assert llamacpp_request(body) == {"model": "m", "content": "x", "add_special": False, "with_pieces": True}
     assert llamacpp_request({"model": "m", "prompt": "x"})["add_special"] is True
+
+
+def test_replicas_of_two_kinds_do_not_tokenize() -> None:
+    async def scene() -> None:
+        async with scripted(*json_answer(b'{"tokens": [1]}')) as url:
+            backends = (BackendSettings(model="fake", url=url, llamacpp=True), BackendSettings(model="fake", url=url))
+            async with gateway(backends) as opened:
+                told = await opened.ask("POST", "/tokenize", json={"model": "fake", "prompt": "x"})
+                assert (told.status, told.code) == (400, "tokenize_not_offered")
+
+    play(scene())

@@ -24,7 +24,7 @@ from aiohttp import HttpVersion11, web
 from loadmaster.service.admission import FullError, Ticket
 from loadmaster.service.backends import Backend, Backends, Group
 from loadmaster.service.connections import Listener, machine_name, raise_open_files
-from loadmaster.service.errors import ApiError, ImageError, error_body
+from loadmaster.service.errors import ApiError, ImageError, error_body, invalid
 from loadmaster.service.gatewaymetrics import CONTENT_TYPE, GatewayMetrics
 from loadmaster.service.gatewaysettings import (
     CHAT_ROUTE,
@@ -187,6 +187,9 @@ class Gateway:
                     headers[CHANGES_HEADER] = _header("; ".join(changes))
                 first = group.backends[0]
                 asked_body["model"] = first.served_name
+                kinds = {backend.settings.llamacpp for backend in group.backends}
+                if route == TOKENIZE_ROUTE and len(kinds) > 1:
+                    raise invalid("tokenize_not_offered", f"the engines of {group.model} tokenize in different ways")
                 translated = route == TOKENIZE_ROUTE and first.settings.llamacpp
                 if translated:
                     asked_body = llamacpp_request(asked_body)
