@@ -378,6 +378,14 @@ def test_a_full_disk_is_said_and_nothing_is_started(one: Served, monkeypatch: py
     assert not leftovers(one.places)
 
 
+def test_what_cannot_be_written_is_exit_code_1_for_down_too(one: Served) -> None:
+    one.configure()
+    one.places.change_lock.mkdir(parents=True)
+    done = one.run("down", one.name)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: cannot write {one.places.change_lock}: ")
+
+
 def test_a_folder_that_cannot_be_written_is_said(one: Served) -> None:
     one.configure()
     one.places.run.write_text("a file in the place of the folder")
@@ -470,6 +478,10 @@ def test_workers_that_have_written_over_their_environment_are_found_and_ended(on
     child.stdout.close()
     (left,) = leftovers(one.places)
     assert (left.session, left.parent != child.pid) == (child.pid, True)
+    one.configure()
+    refused = one.run("remove", one.name, "--yes")
+    assert refused.returncode == 1
+    assert f"(process {left.pid}): left of its engine" in refused.stderr
     assert sweep(one.places) == ()
     assert leftovers(one.places) == ()
 

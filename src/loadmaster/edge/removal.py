@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from loadmaster.edge.process import Member, read_process, read_processes
+from loadmaster.edge.process import Identity, Member, leftovers, read_process, read_processes
 from loadmaster.edge.statehome import StateError, WriteError, state_home, write_problem
 
 _PROC = Path("/proc")
@@ -41,14 +42,32 @@ def running(folder: Path, name: str) -> tuple[Running, ...]:
     if not table:
         return _by_number(folder)
     own = _own_line(table)
+    of_engine = {member.pid for member in _engine(folder)}
     found = []
     for pid, process in sorted(table.items()):
         if pid in own or process.state in "ZX":
             continue
-        sign = _sign(pid, folder.absolute(), name)
+        sign = _sign(pid, folder.absolute(), name) or ("left of its engine" if pid in of_engine else None)
         if sign is not None:
             found.append(Running(pid, process.name, sign))
     return tuple(found)
+
+
+class _Run(Struct, frozen=True):
+    """What finds the engine's processes, as run-engine wrote it."""
+
+    marker: str
+    pid: int = -1
+    started: int | None = None
+
+
+def _engine(folder: Path) -> tuple[Member, ...]:
+    """The processes of the engine, also those that have written a title over their environment."""
+    try:
+        run = msgspec.json.decode((folder / "run" / "engine.run").read_bytes(), type=_Run)
+    except (OSError, msgspec.MsgspecError):
+        return ()
+    return leftovers(Identity(run.pid, run.started, run.marker))
 
 
 def _sign(pid: int, folder: Path, name: str) -> str | None:
