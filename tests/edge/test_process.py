@@ -181,6 +181,8 @@ def test_stop_of_a_deaf_first_process(start: Start, tmp_path: Path) -> None:
 def test_stop_of_a_frozen_run(start: Start) -> None:
     child = start(SLEEP)
     os.kill(child.pid, signal.SIGSTOP)
+    status = Path(f"/proc/{child.pid}/stat")
+    until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")  # the signal takes effect in its own time
     assert child.stop(term_s=0.2).exit == Exit(signal=signal.SIGKILL)
 
 
