@@ -150,9 +150,11 @@ def test_an_early_answer_ends_the_sending() -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
-            await asyncio.sleep(0.5)
-            writer.close()
+            await left.wait()
+            writer.transport.abort()
+            done.set()
 
+        left, done = asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         exchange = await connect(url, 2.0)
@@ -160,6 +162,8 @@ def test_an_early_answer_ends_the_sending() -> None:
             await exchange.send(request_head(url, "/x", {}, len(content)), content)
             assert await exchange.head() == 413
         exchange.close()
+        left.set()
+        await done.wait()
         server.close()
 
     asyncio.run(scene())

@@ -75,7 +75,7 @@ def convert(data: bytes, rules: ImageRules) -> Converted:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        Image.MAX_IMAGE_PIXELS = rules.max_source_pixels
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, rules.max_source_pixels
         try:
             return _convert(data, rules)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -88,6 +88,8 @@ def convert(data: bytes, rules: ImageRules) -> Converted:
             else:
                 message = f"The picture is damaged and cannot be decoded ({type(error).__name__})."
             raise ImageError("image_parse_error", message) from None
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 def _convert(data: bytes, rules: ImageRules) -> Converted:
