@@ -22,17 +22,14 @@ those inside compressed-tensors, which ask for more than the method itself. ``dt
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from scripts.vllm_flags import DATA, quantization_methods, ranges
-from scripts.vllm_sources import Module, Release, releases_in, version_key
+from scripts.vllm_sources import Module, Release, write_table
 
 OUTPUT = DATA / "vllm-architectures.json"
 
@@ -238,24 +235,12 @@ def table(releases: list[Release]) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    options.add_argument("folders", nargs="+", type=Path, help="folders of unpacked releases")
-    options.add_argument("--output", type=Path, default=OUTPUT)
-    arguments = options.parse_args()
-    releases = sorted(
-        (release for folder in arguments.folders for release in releases_in(folder)),
-        key=lambda release: version_key(release.version),
+    return write_table(
+        __doc__,
+        OUTPUT,
+        table,
+        lambda found: f"{len(found['architectures'])} architectures, {len(found['quantization'])} methods",
     )
-    if not releases:
-        print("no release found", file=sys.stderr)
-        return 1
-    found = table(releases)
-    arguments.output.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(
-        f"{len(releases)} releases, {len(found['architectures'])} architectures, {len(found['quantization'])} methods, "
-        f"{arguments.output.stat().st_size} bytes"
-    )
-    return 0
 
 
 if __name__ == "__main__":

@@ -28,15 +28,13 @@ beside ``str``, the names of an enum, the keys of a registry. ``fold``: in upper
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.vllm_sources import Generic, Literal, Module, Opaque, Release, releases_in, version_key
+from scripts.vllm_sources import Generic, Literal, Module, Opaque, Release, write_table
 
 DATA = Path(__file__).resolve().parent.parent / "src" / "loadmaster" / "core" / "data"
 OUTPUT = DATA / "vllm-flags.json"
@@ -666,21 +664,12 @@ def table(releases: list[Release]) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    options.add_argument("folders", nargs="+", type=Path, help="folders of unpacked releases")
-    options.add_argument("--output", type=Path, default=OUTPUT)
-    arguments = options.parse_args()
-    releases = sorted(
-        (release for folder in arguments.folders for release in releases_in(folder)),
-        key=lambda r: version_key(r.version),
+    return write_table(
+        __doc__,
+        OUTPUT,
+        table,
+        lambda found: f"{len(found['flags'])} flags",
     )
-    if not releases:
-        print("no release found", file=sys.stderr)
-        return 1
-    found = table(releases)
-    arguments.output.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
-    print(f"{len(releases)} releases, {len(found['flags'])} flags, {arguments.output.stat().st_size} bytes")
-    return 0
 
 
 if __name__ == "__main__":

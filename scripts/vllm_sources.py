@@ -7,8 +7,12 @@ are made of. What is neither becomes an :class:`Opaque` with its source text, ne
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -306,3 +310,27 @@ class Release:
         """The names of an enum's members."""
         targets = [s.targets[0] for s in node.body if isinstance(s, ast.Assign)]
         return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]
+
+
+def write_table(
+    description: str | None,
+    output: Path,
+    table: Callable[[list[Release]], dict[str, Any]],
+    summary: Callable[[dict[str, Any]], str],
+) -> int:
+    """The command line of a generator: read the folders given, write ``table`` of all releases, print ``summary``."""
+    options = argparse.ArgumentParser(description=(description or "").split("\n", 1)[0])
+    options.add_argument("folders", nargs="+", type=Path, help="folders of unpacked releases")
+    options.add_argument("--output", type=Path, default=output)
+    arguments = options.parse_args()
+    releases = sorted(
+        (release for folder in arguments.folders for release in releases_in(folder)),
+        key=lambda release: version_key(release.version),
+    )
+    if not releases:
+        print("no release found", file=sys.stderr)
+        return 1
+    found = table(releases)
+    arguments.output.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"{len(releases)} releases, {summary(found)}, {arguments.output.stat().st_size} bytes")
+    return 0
