@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadmaster.core.checks.catalogue import codes
 from loadmaster.core.enginelog import LogReader, grammar, phase_words, repeats
+from loadmaster.core.signatures import signatures
 
 VLLM, LLAMACPP = "vllm-log.toml", "llamacpp-log.toml"
 
@@ -172,21 +173,22 @@ def test_a_remark_about_memory_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("name", [VLLM, LLAMACPP])
-def test_codes_are_known_and_entries_complete(name: str) -> None:
-    known = set(codes())
-    entries = [(entry.code, entry.source) for entry in grammar(name).failure]
-    entries += [(entry.code, entry.source) for entry in grammar(name).memory]
-    for code, source in entries:
-        assert code in known
-        assert source
+def test_phases_are_complete(name: str) -> None:
     for phase in grammar(name).phase:
         assert phase.source
         assert phase.texts
         assert phase_words(name, phase.name) == phase.words
     names = [phase.name for phase in grammar(name).phase]
     assert len(names) == len(set(names))
-    for rule in grammar(name).memory:
-        assert set(rule.phases) <= {*names, ""}
+
+
+def test_codes_are_known_and_phases_named() -> None:
+    known = set(codes())
+    names = {phase.name for name in (VLLM, LLAMACPP) for phase in grammar(name).phase}
+    for entry in signatures():
+        assert entry.code in known
+        assert entry.source
+        assert set(entry.phases) <= {*names, ""}
 
 
 def test_which_failures_come_again() -> None:
@@ -223,5 +225,5 @@ def test_endless_lines_and_speakers_are_bounded() -> None:
     for number in range(500):
         for _ in range(3):
             reader.failure(f'(Worker pid={number})   File "{"x" * 9000}", line 1')
-    assert len(reader._frames) <= 64
-    assert max(len(frame) for frames in reader._frames.values() for frame in frames) <= 4000
+    assert len(reader._tracebacks._frames) <= 64
+    assert max(len(frame) for frames in reader._tracebacks._frames.values() for frame in frames) <= 4000

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadmaster.core.enginelog import LogReader
+from loadmaster.core.enginelog import LogReader, grammar
 from loadmaster.edge.process import Exit, end, leftovers
 from loadmaster.engines.command import CommandEngine
 from tests.running import Running, fake_engine, until
@@ -81,7 +81,7 @@ def test_a_start_that_succeeds(tmp_path: Path, version: str) -> None:
         reader, phases = read_log(running)
         assert json.loads(ask(running, "/version")[1]) == {"version": version}
     assert (reader.cause, reader.weak_cause) == (None, None)
-    assert phases == [phase.name for phase in reader._grammar.phase]
+    assert phases == [phase.name for phase in grammar("vllm-log.toml").phase]
 
 
 def test_out_of_memory_while_serving(tmp_path: Path) -> None:

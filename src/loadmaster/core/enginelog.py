@@ -1,24 +1,18 @@
-"""How far a start has come and what went wrong, from an engine's log, line by line.
+"""How far a start has come and what went wrong, from an engine's log, line by line, while it is written.
 
-The grammar is data: ``vllm-log.toml`` and ``llamacpp-log.toml``. A failure names a cause; running out of memory is told
-apart by the phase and by the functions in the traceback above the message.
+Phases are data in ``vllm-log.toml`` and ``llamacpp-log.toml``, failures in ``signatures/``: a failure names a cause;
+running out of memory is told apart by the phase and by the functions in the traceback above the message.
 """
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from functools import cache
 
 from msgspec import Struct, convert
 
+from loadmaster.core.logtext import Tracebacks, read_line
+from loadmaster.core.signatures import Matcher, signatures
 from loadmaster.core.tables import load_toml
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_SPEAKER = re.compile(r"^\(?(\S+ (?:rank=\d+|pid=\d+))\)")
-_LONGEST_LINE = 4000
-_FRAMES_KEPT = 200
-_SPEAKERS_KEPT = 64
 
 
 class Phase(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,39 +25,39 @@ class Phase(Struct, frozen=True, forbid_unknown_fields=True):
     after: str | None = None
 
 
-class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``texts``: any of them in a line. ``repeats``: the same launch fails again. ``weak``: only says that it died."""
-
-    code: str
-    texts: tuple[str, ...]
-    repeats: bool = True
-    weak: bool = False
-    source: str
-
-
-class MemoryFailure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Out of memory: in one of ``phases`` (empty: in any), with one of ``frames`` and one of ``under`` above it."""
-
-    code: str
-    phases: tuple[str, ...] = ()
-    frames: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()
-    repeats: bool = True
-    source: str
-
-
 class Grammar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``engine``: whose signatures the log is searched for."""
+
     source: str
-    out_of_memory: tuple[str, ...] = ()
+    engine: str
     phase: tuple[Phase, ...] = ()
-    failure: tuple[Failure, ...] = ()
-    memory: tuple[MemoryFailure, ...] = ()
 
 
 @cache
 def grammar(name: str) -> Grammar:
     """The grammar of ``core/data/NAME``."""
     return convert(load_toml(name), Grammar)
+
+
+class Phases:
+    """The phases of one start, in order. ``reached``: the latest."""
+
+    def __init__(self, name: str) -> None:
+        self._phases = grammar(name).phase
+        self._order = {phase.name: place for place, phase in enumerate(self._phases)}
+        self.reached: str | None = None
+
+    def begun_by(self, text: str) -> str | None:
+        """The phase that this line begins; workers that lag behind begin none again."""
+        here = -1 if self.reached is None else self._order[self.reached]
+        for place in range(len(self._phases) - 1, here, -1):
+            phase = self._phases[place]
+            if phase.after is not None and here < self._order[phase.after]:
+                continue
+            if any(part in text for part in phase.texts):
+                self.reached = phase.name
+                return phase.name
+        return None
 
 
 class LogReader:
@@ -74,37 +68,31 @@ class LogReader:
     """
 
     def __init__(self, name: str) -> None:
-        self._grammar = grammar(name)
-        self._order = {phase.name: place for place, phase in enumerate(self._grammar.phase)}
-        self._frames: dict[str, deque[str]] = {}
-        self.reached: str | None = None
+        self._phases = Phases(name)
+        self._matcher = Matcher(grammar(name).engine)
+        self._tracebacks = Tracebacks()
         self.cause: str | None = None
         self.weak_cause: str | None = None
         self.cause_line: str | None = None
 
+    @property
+    def reached(self) -> str | None:
+        return self._phases.reached
+
     def phase(self, line: str) -> str | None:
         """The phase that this line begins; workers that lag behind begin none again."""
-        text = _plain(line)
-        here = -1 if self.reached is None else self._order[self.reached]
-        for place in range(len(self._order) - 1, here, -1):
-            phase = self._grammar.phase[place]
-            if phase.after is not None and here < self._order[phase.after]:
-                continue
-            if any(part in text for part in phase.texts):
-                self.reached = phase.name
-                return phase.name
-        return None
+        return self._phases.begun_by(read_line(line).text)
 
     def failure(self, line: str) -> str | None:
         """The code that this line shows."""
-        text = _plain(line)
-        frames = self._traceback(text)
-        code, weak = self._memory(text, frames), False
-        if code is None:
-            code, weak = self._known(text)
-        if code is not None:
-            self._remember(code, weak, text)
-        return code
+        read = read_line(line)
+        frames = self._tracebacks.above(read)
+        for hit in self._matcher.hits(read.text, phase=self.reached, frames=frames):
+            entry = hit.signature
+            if entry.kind in ("cause", "symptom"):
+                self._remember(entry.code, entry.kind == "symptom", read.text)
+                return entry.code
+        return None
 
     def _remember(self, code: str, weak: bool, text: str) -> None:
         if weak and self.cause is None and self.weak_cause is None:
@@ -112,52 +100,13 @@ class LogReader:
         elif not weak and self.cause is None:
             self.cause, self.cause_line = code, text.strip()
 
-    def _known(self, text: str) -> tuple[str | None, bool]:
-        for failure in self._grammar.failure:
-            if any(part in text for part in failure.texts):
-                return failure.code, failure.weak
-        return None, False
-
-    def _memory(self, text: str, frames: deque[str]) -> str | None:
-        if not any(part in text for part in self._grammar.out_of_memory):
-            return None
-        for rule in self._grammar.memory:
-            if rule.phases and (self.reached or "") not in rule.phases:
-                continue
-            if all(_any_in(parts, frames) for parts in (rule.frames, rule.under) if parts):
-                return rule.code
-        return None
-
-    def _traceback(self, text: str) -> deque[str]:
-        """The frames above this line that the same process wrote."""
-        found = _SPEAKER.match(text)
-        speaker = found.group(1) if found else ""
-        if speaker not in self._frames and len(self._frames) >= _SPEAKERS_KEPT:
-            self._frames.pop(next(iter(self._frames)))
-        frames = self._frames.setdefault(speaker, deque(maxlen=_FRAMES_KEPT))
-        if "Traceback (most recent call last)" in text:
-            frames.clear()
-        elif 'File "' in text or "    " in text:
-            frames.append(text)
-        return frames
-
 
 def repeats(name: str, code: str) -> bool | None:
     """Whether the same launch would fail with this code again; None for a code that the grammar does not have."""
-    known = grammar(name)
-    answers = {failure.code: failure.repeats for failure in known.failure}
-    answers |= {failure.code: failure.repeats for failure in known.memory}
+    answers = {entry.code: entry.repeats for entry in signatures(grammar(name).engine)}
     return answers.get(code)
 
 
 def phase_words(name: str, phase: str) -> str:
     """What happens in a phase, for people."""
     return next((known.words for known in grammar(name).phase if known.name == phase), phase)
-
-
-def _any_in(parts: tuple[str, ...], frames: deque[str]) -> bool:
-    return any(part in frame for frame in frames for part in parts)
-
-
-def _plain(line: str) -> str:
-    return _COLOUR.sub("", line[:_LONGEST_LINE])
