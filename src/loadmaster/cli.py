@@ -23,6 +23,7 @@ TABLE = {
     "inspect": ("inspect", "Read a checkpoint: what it is, what each part weighs, whether it is whole"),
     "plan": ("plan", "The load sheet: where each card's memory goes, and whether it fits"),
     "check": ("check", "The checklist before launch: read a command as people paste it"),
+    "diagnose": ("diagnose", "What an engine's log really says: the root cause, and fixes"),
     "gpus": ("gpus", "The cards of this machine, or of a specification"),
     "demo": ("demo", "A tiny model served on this machine: no GPU, no network"),
     "init": ("deployments", "Write the configuration of a deployment"),
@@ -38,6 +39,7 @@ TABLE = {
     "config": ("deployments", "Every value of a deployment's configuration and where it comes from"),
     "keys": ("keys", "The keys of a gateway"),
     "remove": ("deployments", "Remove a deployment and everything that it left"),
+    "doctor": ("doctor", "Look at this machine, and write a report to paste into a bug"),
     "completion": ("deployments", "Shell completion for bash, zsh or fish"),
 }
 # what supervisor runs; not listed

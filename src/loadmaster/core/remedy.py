@@ -28,7 +28,7 @@ from loadmaster.core.replanning import (
     serving_peak,
 )
 from loadmaster.core.search import Search, too_heavy
-from loadmaster.core.sheet import Plan, plan_of
+from loadmaster.core.sheet import Plan
 from loadmaster.core.verdict import gib
 from loadmaster.core.wishes import Wishes
 
@@ -50,11 +50,15 @@ def smallest_fix(
     these cards: the first number of such cards that does, and what a checkpoint of fewer bits would take. Empty
     when the launch fits already, or nothing of the kind is known to help.
     """
+    return smallest_fix_of(Case(model, tuple(gpus), launch, engine), sheet)
+
+
+def smallest_fix_of(case: Case, sheet: LoadSheet) -> tuple[Fix, ...]:
+    """As :func:`smallest_fix`, for a case whose plans may be corrected by what a start showed."""
     if sheet.fits is True or not sheet.gpus:
         return ()
-    case = Case(model, tuple(gpus), launch, engine)
-    plan = plan_of(model, gpus, launch, engine)
-    found = _by_flags(case, plan, sheet)
+    model, gpus, launch, engine = case.model, case.gpus, case.launch, case.engine
+    found = _by_flags(case, case.plan(), sheet)
     if found is not None:
         return (found,)
     recommended = _recommended(case, sheet)

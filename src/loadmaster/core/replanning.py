@@ -6,7 +6,8 @@ Each function returns flags as :func:`loadmaster.core.argv.with_flags` takes the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -26,15 +27,23 @@ _LEAST_SHARE = 0.05
 
 
 class Case(Struct, frozen=True):
-    """What is planned again and again: the model, the cards, the launch as given, the engine."""
+    """What is planned again and again: the model, the cards, the launch as given, the engine.
+
+    ``corrected``: what a real start showed to be otherwise than planned, put into each plan.
+    """
 
     model: ModelFacts
     gpus: tuple[GpuFacts, ...]
     launch: LaunchArgs
     engine: EngineFacts
+    corrected: Callable[[Plan], Plan] | None = None
+
+    def plan(self, changes: Flags = MappingProxyType({})) -> Plan:
+        plan = plan_of(self.model, self.gpus, with_flags(self.launch, changes), self.engine)
+        return plan if self.corrected is None else self.corrected(plan)
 
     def with_changes(self, changes: Flags) -> tuple[Plan, LoadSheet]:
-        plan = plan_of(self.model, self.gpus, with_flags(self.launch, changes), self.engine)
+        plan = self.plan(changes)
         return plan, load_sheet(plan)
 
     @property

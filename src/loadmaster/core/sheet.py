@@ -111,7 +111,7 @@ def _place(
     unused = len(gpus) - settings.tensor_parallel_size * settings.pipeline_parallel_size * replicas
     if unused > 0:
         told.append(f"{unused} of {len(gpus)} cards {'is' if unused == 1 else 'are'} not used by this launch")
-    cache, tightest, request = _cache(settings, layouts, ranks)
+    cache, tightest, request = cache_of(settings, layouts, ranks)
     if images is not None and ranks:
         images = structs.replace(images, peak_bytes=max(rank.vision_live for rank in ranks) or None)
     return Plan(
@@ -140,7 +140,7 @@ def _layouts(model: ModelFacts, settings: Settings, notes: list[str]) -> tuple[C
         return ()
 
 
-def _cache(
+def cache_of(
     settings: Settings, layouts: tuple[CacheLayout, ...], ranks: Sequence[RankMemory]
 ) -> tuple[KvCache | None, int | None, int | None]:
     """The cache of the rank that has room for the fewest blocks: all ranks take its number."""
