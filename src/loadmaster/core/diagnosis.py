@@ -29,7 +29,8 @@ class ExitSeen(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True):
     """``healthy`` None: could not tell. ``findings``: the root cause first. ``notes``: what is contradictory or open.
 
-    Where nothing is known of a failure, ``suspicious`` has the first lines that look like one.
+    Where nothing is known of a failure, ``suspicious`` has the first lines that look like one. ``messages``: the whole
+    message that showed a finding, by its code; fixes are computed from its numbers.
     """
 
     healthy: bool | None
@@ -37,6 +38,7 @@ class Diagnosis(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     suspicious: tuple[Evidence, ...] = ()
+    messages: dict[str, str] = {}
 
 
 class Diagnoser:
@@ -80,7 +82,8 @@ class Diagnoser:
         findings = tuple(_finding(*entry) for _, entry in found)
         bad = any(item.severity == "error" for item in findings)
         healthy = False if bad else True if self.phase == "serving" else None
-        return Diagnosis(healthy, replace(LogFacts(), lines=self._lines), findings)
+        messages = {code: entry[1] for code, entry in found}
+        return Diagnosis(healthy, replace(LogFacts(), lines=self._lines), findings, messages=messages)
 
 
 def _finding(number: int, text: str, hit: Hit) -> Finding:
