@@ -82,6 +82,19 @@ class Admission:
     def waiting(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
+    def place(self, ticket: Ticket) -> int | None:
+        """How many turns come up to and including this one; None: it does not wait. Turns go round the clients."""
+        if ticket.state is not State.WAITING:
+            return None
+        own = self._lines[ticket.client].index(ticket)
+        ahead, before = own, True
+        for client, line in self._lines.items():
+            if client == ticket.client:
+                before = False
+            else:
+                ahead += min(len(line), own + before)
+        return ahead + 1
+
     def set_limit(self, limit: int) -> None:
         """Change how many places there are; who is inside stays."""
         self.limit = limit

@@ -18,13 +18,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
-from loadmaster.service.admission import FullError, Ticket
-from loadmaster.service.backends import Backend, Backends, Group
+from loadmaster.service.backends import Backends
 from loadmaster.service.connections import Listener, machine_name, raise_open_files
-from loadmaster.service.errors import ApiError, ImageError, error_body, invalid
+from loadmaster.service.errors import ApiError, error_body
 from loadmaster.service.gatewaymetrics import CONTENT_TYPE, GatewayMetrics
 from loadmaster.service.gatewaysettings import (
     CHAT_ROUTE,
@@ -35,13 +33,12 @@ from loadmaster.service.gatewaysettings import (
     check_settings,
 )
 from loadmaster.service.keys import Key, KeyRing, KeysError, KeyUse
-from loadmaster.service.relay import Flight, NotConnectedError, relay
+from loadmaster.service.passage import CHANGES_HEADER, Passage, stopping
+from loadmaster.service.relay import ClientOutlet
 from loadmaster.service.requestbody import Body, BodyBudget, check_head, parse_object, read_body
-from loadmaster.service.requestrules import Asked, judge, urls_of_pictures
-from loadmaster.service.tokenizing import TOKENIZE_ROUTE, llamacpp_request, vllm_answer
+from loadmaster.service.requestrules import judge
 from loadmaster.service.visitors import HostRules, OriginRules
 
-CHANGES_HEADER = "X-Loadmaster-Changes"
 CLIENT_LEFT = 499  # as nginx counts them; never sent
 OPEN_ROUTES = ("/health", "/ready")
 NAME, MODEL, ORIGIN = web.RequestKey("name", str), web.RequestKey("model", str), web.RequestKey("origin", str)
@@ -73,7 +70,7 @@ class Gateway:
         self.key_use = KeyUse(self.limits.requests_per_minute, self.limits.requests_per_key)
         self.budget = BodyBudget(self.limits.body_bytes_at_once or 2 * self.limits.max_body_bytes)
         self.routes = (CHAT_ROUTE, COMPLETIONS_ROUTE, *settings.further_routes)
-        self.flights: set[Flight] = set()
+        self.passage = Passage(self.backends, self.metrics, self.limits, settings.image_rules)
         self.stopping = False
 
     # --- what is told about the gateway itself
@@ -84,7 +81,7 @@ class Gateway:
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """200 when every model has an engine that truly answers."""
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         for group in self.backends.groups.values():
             group.check_up()
             answers = await asyncio.gather(*(self.backends.answers(backend) for backend in group.backends))
@@ -156,7 +153,7 @@ class Gateway:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         began = asyncio.get_running_loop().time()
         route = request.path
         key = self.key_of(request)
@@ -167,185 +164,17 @@ class Gateway:
             asked_body = parse_object(body.content, self.limits.max_depth)
             body.content = bytearray()
             asked = judge(route, asked_body)
-            group = self.backends.group(asked.model)
-            request[MODEL] = group.model
-            group.check_up()
-            try:
-                ticket = group.admission.enter(key.name if key is not None else "", asked.places)
-            except FullError as full:
-                raise ApiError(
-                    429,
-                    "queue_full",
-                    "as many requests wait as may wait, try again later",
-                    retry_after=full.retry_after,
-                ) from None
-            with ticket, self.flight(request) as flight:
-                changes = await self.apply_image_rules(asked_body, asked)
-                headers = {}
-                if changes:
-                    self.metrics.changed.labels(group.model).inc()
-                    headers[CHANGES_HEADER] = _header("; ".join(changes))
-                first = group.backends[0]
-                asked_body["model"] = first.served_name
-                kinds = {backend.settings.llamacpp for backend in group.backends}
-                if route == TOKENIZE_ROUTE and len(kinds) > 1:
-                    raise invalid("tokenize_not_offered", f"the engines of {group.model} tokenize in different ways")
-                translated = route == TOKENIZE_ROUTE and first.settings.llamacpp
-                if translated:
-                    asked_body = llamacpp_request(asked_body)
-                contents = Contents(asked_body)
-                del asked_body, asked
-                await self.turn(ticket, group)
-                try:
-                    response = await self.send(request, route, group, contents, flight, headers)
-                    if translated and isinstance(response, web.Response) and response.status == 200:
-                        response.body = vllm_answer(response.body, first.card.get("max_model_len"))
-                    return response
-                finally:
-                    self.count(route, group, flight, began)
-
-    async def turn(self, ticket: Ticket, group: Group) -> None:
-        """Wait for the turn, within bounds."""
-        try:
-            async with asyncio.timeout(self.limits.queue_timeout_s):
-                waited = await ticket.start()
-        except TimeoutError:
-            wait = group.admission.retry_after()
-            raise ApiError(429, "queue_too_slow", "the queue did not move in time", retry_after=wait) from None
-        self.metrics.queued.labels(group.model).observe(waited)
-
-    async def send(
-        self,
-        request: web.Request,
-        route: str,
-        group: Group,
-        contents: Contents,
-        flight: Flight,
-        headers: dict[str, str],
-    ) -> web.StreamResponse:
-        """To the least busy engine; to the next one only when nothing was sent."""
-        tried: list[Backend] = []
-        while True:
-            backend = group.choose(tried)
-            backend.outstanding += 1
-            try:
-                return await relay(
-                    backend,
-                    route,
-                    contents.for_model(backend.served_name),
-                    flight,
-                    headers,
-                    self.limits,
-                )
-            except NotConnectedError:
-                self.backends.refused(group, backend)
-                tried.append(backend)
-            finally:
-                backend.outstanding -= 1
-
-    async def apply_image_rules(self, body: dict[str, Any], asked: Asked) -> list[str]:
-        """Put the pictures that may go to the engine in place of those asked; what was changed, in words."""
-        if asked.conversation is None or not asked.pictures:
-            return []
-        rules = self.settings.image_rules or _data_urls_only
-        try:
-            body[asked.conversation], changes = await rules(body[asked.conversation])
-        except ImageError as error:
-            status, param = getattr(error, "status", 400), getattr(error, "param", None)
-            wait = 2 if status == 429 else None
-            raise ApiError(status, error.code, error.message, param=param, retry_after=wait) from None
-        return changes
-
-    # --- what runs now
-
-    @contextlib.contextmanager
-    def flight(self, request: web.Request) -> Iterator[Flight]:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a request is answered in a task")
-        flight = Flight(task, request, request[NAME])
-        self.flights.add(flight)
-        try:
-            yield flight
-        except asyncio.CancelledError:
-            if flight.stopped is None:
-                self.metrics.left.labels(request.path, request.get(MODEL, "")).inc()
-                raise
-            task.uncancel()
-            if flight.first_byte_at is not None:
-                raise ConnectionResetError("the client did not read its answer") from None
-            raise flight.stopped from None
-        finally:
-            self.flights.discard(flight)
-
-    def count(self, route: str, group: Group, flight: Flight, began: float) -> None:
-        labels = (route, group.model)
-        if flight.first_byte_at is not None:
-            self.metrics.first_byte.labels(*labels).observe(flight.first_byte_at - began)
-            self.metrics.seconds.labels(*labels).observe(asyncio.get_running_loop().time() - began)
-            self.metrics.bytes_out.labels(*labels).inc(flight.bytes_out)
-        if flight.broken:
-            self.metrics.broken.labels(*labels).inc()
-
-    async def keep_house(self) -> None:
-        """Every second: end the requests whose client or engine is not there any more."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(1)
-            late = loop.time() - self.limits.client_timeout_s
-            for flight in tuple(self.flights):
-                if flight.exchange is not None:
-                    flight.exchange.check(self.limits.first_byte_timeout_s)
-                if flight.writing_since is not None and flight.writing_since < late:
-                    flight.stop(ApiError(408, "client_too_slow", "the client did not read its answer"))
-                    if flight.request.transport is not None:
-                        flight.request.transport.abort()
+            request[MODEL] = self.backends.group(asked.model).model
+            outlet = ClientOutlet(request)
+            with self.passage.flight(outlet, request[NAME], route, request[MODEL]) as flight:
+                client = key.name if key is not None else ""
+                whole = await self.passage.answer(route, asked_body, asked, client, flight, began)
+            return whole if whole is not None else outlet.response or web.Response(status=CLIENT_LEFT)
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new; wait so long for what runs, then end it with a word."""
         self.stopping = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while self.flights and loop.time() < end:
-            await asyncio.sleep(0.05)
-        for flight in tuple(self.flights):
-            flight.stop(_stopping())
-        end = loop.time() + 2
-        while self.flights and loop.time() < end:
-            await asyncio.sleep(0.02)
-
-
-class Contents:
-    """A request's body in bytes, with the name of the model that an engine knows.
-
-    Written once; written again only for replicas that call the model differently.
-    """
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        self._model = body["model"]
-        self._bytes = msgspec.json.encode(body)
-
-    def for_model(self, served_name: str) -> bytes:
-        if served_name != self._model:
-            body = msgspec.json.decode(self._bytes)
-            body["model"] = self._model = served_name
-            self._bytes = msgspec.json.encode(body)
-        return self._bytes
-
-
-def _stopping() -> ApiError:
-    return ApiError(503, "gateway_stopping", "the gateway is stopping", retry_after=10)
-
-
-def _header(text: str) -> str:
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:2000]
-
-
-async def _data_urls_only(messages: list[Any]) -> tuple[list[Any], list[str]]:
-    """Without rules for pictures: none that the engine would have to fetch."""
-    if any(url[:5].lower() != "data:" for url in urls_of_pictures(messages)):
-        raise ImageError("image_url_not_allowed", "pictures are taken from data: URLs only")
-    return messages, []
+        await self.passage.drain(seconds)
 
 
 def create_app(settings: GatewaySettings) -> web.Application:
@@ -370,7 +199,7 @@ GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 async def _running(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     await gateway.backends.open()
-    house = asyncio.create_task(gateway.keep_house())
+    house = asyncio.create_task(gateway.passage.keep_house())
     yield
     house.cancel()
     await asyncio.gather(house, return_exceptions=True)
@@ -525,7 +354,7 @@ async def _serve(settings: GatewaySettings, announce: Callable[[str], None] | No
             announce(listener.url)
         await stop.wait()
         listener.stop_listening()
-        _log.info("stopping: %d requests run", len(gateway.flights))
+        _log.info("stopping: %d requests run", len(gateway.passage.flights))
         draining = asyncio.create_task(gateway.drain(settings.limits.drain_s))
         hurrying = asyncio.create_task(hurry.wait())
         await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)

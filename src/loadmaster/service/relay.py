@@ -7,6 +7,7 @@ engine that dies never leaves half an event, and every stream that is not finish
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -40,12 +41,57 @@ class NotConnectedError(Exception):
     """The engine did not take the connection; nothing was sent."""
 
 
-class Flight:
-    """A request that is being answered, for those who may have to end it from outside."""
+class Outlet(Protocol):
+    """Where a streamed answer goes: to the client's connection, or into a conversation that is kept here."""
 
-    def __init__(self, task: asyncio.Task[object], request: web.BaseRequest, name: str) -> None:
-        self.task = task
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written; then no other answer can be given."""
+
+    async def begin(self, headers: dict[str, str]) -> None: ...
+
+    async def write(self, part: bytes | bytearray) -> None: ...
+
+    async def finish(self) -> None: ...
+
+    def abort(self) -> None:
+        """Whoever should read does not."""
+
+
+class ClientOutlet:
+    """The connection of the client that asked. ``response``: once the stream began."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
         self.request = request
+        self.response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self.response is not None and self.response.prepared
+
+    async def begin(self, headers: dict[str, str]) -> None:
+        self.response = web.StreamResponse(headers=headers)
+        await self.response.prepare(self.request)
+
+    async def write(self, part: bytes | bytearray) -> None:
+        if self.response is not None:
+            await self.response.write(part)
+
+    async def finish(self) -> None:
+        if self.response is not None:
+            await self.response.write_eof()
+
+    def abort(self) -> None:
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+
+class Flight:
+    """A request that is being answered, for those who may have to end it from outside. ``name``: the request's."""
+
+    def __init__(self, task: asyncio.Task[object], outlet: Outlet, name: str) -> None:
+        self.task = task
+        self.outlet = outlet
         self.name = name
         self.exchange: Exchange | None = None
         self.stopped: ApiError | None = None
@@ -79,8 +125,8 @@ def fault(error: UpstreamError) -> ApiError:
 
 async def relay(
     backend: Backend, route: str, content: bytes, flight: Flight, headers: dict[str, str], limits: LimitSettings
-) -> web.StreamResponse:
-    """Send ``content`` to the engine and its answer to the client.
+) -> web.Response | None:
+    """Send ``content`` to the engine; its answer is returned whole, or None when it went into the flight's outlet.
 
     Raises :class:`NotConnectedError` when nothing was sent, :class:`ApiError` when nothing was answered.
     """
@@ -97,7 +143,8 @@ async def relay(
         status = await exchange.head()
         kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
         if status == 200 and kind == "text/event-stream":
-            return await _stream(exchange, backend, route, flight, headers)
+            await _stream(exchange, backend, route, flight, headers)
+            return None
         body = await _read(exchange, limits.max_answer_bytes if status < 400 else MOST_ERROR_BYTES)
     except UpstreamError as error:
         backend.look.set()
@@ -164,14 +211,14 @@ def is_end(events: bytes | bytearray, route: str) -> bool:
     return False
 
 
-async def _stream(
-    exchange: Exchange, backend: Backend, route: str, flight: Flight, headers: dict[str, str]
-) -> web.StreamResponse:
+async def _stream(exchange: Exchange, backend: Backend, route: str, flight: Flight, headers: dict[str, str]) -> None:
     loop = asyncio.get_running_loop()
-    response = web.StreamResponse(
-        headers=headers | {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-    )
-    response.headers["X-Accel-Buffering"] = "no"
+    outlet = flight.outlet
+    headers = headers | {
+        "Content-Type": "text/event-stream; charset=utf-8",
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+    }
     read = exchange.read
     held = bytearray()
     last: bytes | bytearray = b""
@@ -203,23 +250,22 @@ async def _stream(
                     problem = _garbage("with something that is no event stream")
                     break
                 flight.first_byte_at = now
-                await response.prepare(flight.request)
+                await outlet.begin(headers)
             backend.answered_at = flight.writing_since = now
-            await response.write(part)
+            await outlet.write(part)
             flight.writing_since = None
             flight.bytes_out += len(part)
             if b"data" in part:
                 last = part
     except asyncio.CancelledError:
-        if flight.stopped is None or not response.prepared or flight.writing_since is not None:
+        if flight.stopped is None or not outlet.begun or flight.writing_since is not None:
             raise
         flight.task.uncancel()
         problem = flight.stopped
     if problem is not None:
         flight.broken = True
         backend.look.set()
-        if not response.prepared:
+        if not outlet.begun:
             raise problem
-        await response.write(error_event(problem, route))
-    await response.write_eof()
-    return response
+        await outlet.write(error_event(problem, route))
+    await outlet.finish()
