@@ -55,8 +55,12 @@ class SchemaTooNew(Exception):
     """The file was written by a newer release."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open for writing, made and brought up to date when needed. Raises sqlite3.Error, OSError, SchemaTooNew."""
+def connect(path: Path, migrations: tuple[str, ...] = MIGRATIONS, *, check: bool = True) -> sqlite3.Connection:
+    """Open for writing, made and brought up to date by ``migrations`` when needed.
+
+    ``check``: look whether all of the file is sound, which reads it whole. Raises sqlite3.Error, OSError,
+    SchemaTooNew.
+    """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -66,8 +70,8 @@ def connect(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA journal_size_limit = 4194304")
-        migrate(database)
-        found = database.execute("PRAGMA quick_check(1)").fetchone()
+        migrate(database, migrations)
+        found = database.execute("PRAGMA quick_check(1)").fetchone() if check else ("ok",)
         if found != ("ok",):
             raise sqlite3.DatabaseError(f"damaged: {found[0] if found else 'no answer'}")
     except BaseException:
@@ -76,18 +80,18 @@ def connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def migrate(database: sqlite3.Connection) -> None:
+def migrate(database: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
     """Bring the schema up to date; each step whole or not at all."""
     while True:
         database.execute("BEGIN IMMEDIATE")
         try:
             number = schema_of(database)
-            if number > len(MIGRATIONS):
-                raise SchemaTooNew(f"schema {number} of a newer release; this one reads up to {len(MIGRATIONS)}")
-            if number == len(MIGRATIONS):
+            if number > len(migrations):
+                raise SchemaTooNew(f"schema {number} of a newer release; this one reads up to {len(migrations)}")
+            if number == len(migrations):
                 database.execute("COMMIT")
                 return
-            for statement in MIGRATIONS[number].split(";"):
+            for statement in migrations[number].split(";"):
                 if statement.strip():
                     database.execute(statement)
             database.execute(f"PRAGMA user_version = {number + 1}")

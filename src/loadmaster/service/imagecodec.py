@@ -44,11 +44,16 @@ _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, Ty
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """``data`` None: the picture goes to the engine as it came. ``notes``: what was done, each a few ASCII words."""
+    """``data`` None: the picture goes to the engine as it came. ``notes``: what was done, each a few ASCII words.
+
+    ``source_size``, ``size``: pixels across and down, upright, as it came and as it goes to the engine.
+    """
 
     media_type: str
     data: bytes | None
     notes: tuple[str, ...]
+    source_size: tuple[int, int]
+    size: tuple[int, int]
 
 
 def fit_size(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
@@ -110,8 +115,8 @@ def _convert(data: bytes, rules: ImageRules) -> Converted:
     odd_mode = image.mode not in ("RGB", "L", "P", "1", "RGBA", "LA")
 
     notes = []
+    shown, was = (size[::-1], source_size[::-1]) if orientation >= 5 else (size, source_size)
     if size != source_size:
-        shown, was = (size[::-1], source_size[::-1]) if orientation >= 5 else (size, source_size)
         notes.append(f"scaled from {was[0]}x{was[1]} to {shown[0]}x{shown[1]}")
     if orientation != 1:
         notes.append("turned upright")
@@ -124,7 +129,7 @@ def _convert(data: bytes, rules: ImageRules) -> Converted:
     if profile is not None:
         notes.append("colours converted to sRGB")
     if not notes and source_format in rules.engine_formats:
-        return Converted(MEDIA_TYPES.get(source_format, f"image/{source_format.lower()}"), None, ())
+        return Converted(MEDIA_TYPES.get(source_format, f"image/{source_format.lower()}"), None, (), was, shown)
 
     graphic = source_format != "JPEG"
     image = _plain(image, size, transparent, profile)
@@ -133,7 +138,7 @@ def _convert(data: bytes, rules: ImageRules) -> Converted:
     encoded, target_format = _encode(image, graphic)
     if target_format != source_format:
         notes.append(f"{source_format} converted to {target_format}")
-    return Converted(MEDIA_TYPES[target_format], encoded, tuple(notes))
+    return Converted(MEDIA_TYPES[target_format], encoded, tuple(notes), was, shown)
 
 
 def _check_sides(source: tuple[int, int], size: tuple[int, int], rules: ImageRules) -> None:

@@ -43,10 +43,15 @@ _T = TypeVar("_T")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """``url``: the data: URL for the engine; None: the client's own may stay. ``notes``: what was done."""
+    """``url``: the data: URL for the engine; None: the client's own may stay. ``notes``: what was done.
+
+    ``source_size``, ``size``: pixels across and down, upright, as the picture came and as it goes to the engine.
+    """
 
     url: str | None
     notes: tuple[str, ...] = ()
+    source_size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
 
 
 class _CrashError(Exception):
@@ -236,7 +241,8 @@ class ImagePool:
         if reply.code is not None:
             entry = ImageError(reply.code, reply.message)
         else:
-            entry = Outcome(answer.decode("ascii") if answer else None, reply.notes)
+            url = answer.decode("ascii") if answer else None
+            entry = Outcome(url, reply.notes, reply.source_size, reply.size)
         self._cache.put(key, entry)
         return _outcome_of(entry)
 

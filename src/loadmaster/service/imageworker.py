@@ -34,13 +34,15 @@ class Job(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """The payload is a data: URL in the plain form; empty: the client's own may stay. ``code``: it is refused.
 
-    ``spent``: the worker met its memory limit and is to be replaced.
+    ``spent``: the worker met its memory limit and is to be replaced. ``source_size``, ``size``: see Converted.
     """
 
     notes: tuple[str, ...] = ()
     code: str | None = None
     message: str = ""
     spent: bool = False
+    source_size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
 
 
 def write_message(stream: IO[bytes], header: bytes, payload: bytes) -> None:
@@ -71,12 +73,13 @@ def run_job(job: Job, payload: bytes) -> tuple[Reply, bytes]:
     try:
         data, plain = (payload, False) if job.encoded else read_data_url(payload)
         converted = imagecodec.convert(data, job.rules)
+        reply = Reply(notes=converted.notes, source_size=converted.source_size, size=converted.size)
         if converted.data is not None:
-            return Reply(notes=converted.notes), data_url(converted.media_type, converted.data)
+            return reply, data_url(converted.media_type, converted.data)
         if plain:
-            return Reply(), b""
+            return reply, b""
         notes = () if job.encoded else ("data: URL respelt",)
-        return Reply(notes=notes), data_url(converted.media_type, data)
+        return msgspec.structs.replace(reply, notes=notes), data_url(converted.media_type, data)
     except ImageError as error:
         return Reply(code=error.code, message=error.message), b""
     except MemoryError:
