@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from loadmaster.commands.deploymentname import DeploymentName
 from loadmaster.commands.options import engine_version_option, json_option
+from loadmaster.commands.reading import read_engine_cards, read_model
 from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, USAGE, Failure
 from loadmaster.terminal import progress, terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
     from loadmaster.core.diagnosis import Diagnosis
+    from loadmaster.core.facts import ModelFacts
 
 
 @click.command()
@@ -42,7 +45,7 @@ def diagnose(
     """
     if bool(logs) == (deployment is not None):
         raise Failure("give a log, or --deployment NAME", "loadmaster diagnose FILE; - reads standard input")
-    found = diagnosed(logs)
+    found = with_computed_fixes(diagnosed(logs), model_path, gpu_spec, engine_version)
     if as_json:
         from loadmaster.render.diagnosis import diagnosis_document
         from loadmaster.render.documents import encode
@@ -63,6 +66,38 @@ def diagnosed(logs: tuple[str, ...]) -> Diagnosis:
             return diagnose_logs(logs, report=report)
     except LogError as error:
         raise Failure(error.message, error.hint, COULD_NOT_TELL if error.empty else USAGE) from None
+
+
+def with_computed_fixes(
+    diagnosis: Diagnosis, model_path: str | None, gpu_spec: str | None, engine_version: str | None
+) -> Diagnosis:
+    """The diagnosis with fixes for the checkpoint and the cards that were named, or that the log tells."""
+    from msgspec.structs import replace
+
+    from loadmaster.core.logfixes import with_fixes
+
+    if engine_version is not None:
+        engine = replace(diagnosis.facts.engine, version=engine_version)
+        diagnosis = replace(diagnosis, facts=replace(diagnosis.facts, engine=engine))
+    model = read_model(model_path) if model_path is not None else model_of_log(diagnosis)
+    gpus = read_engine_cards(gpu_spec) if gpu_spec is not None else None
+    return with_fixes(diagnosis, model, gpus)
+
+
+def model_of_log(diagnosis: Diagnosis) -> ModelFacts | None:
+    """The log's checkpoint, where its directory or its download is on this machine."""
+    from loadmaster.commands.check import cached_model, is_local_path
+
+    facts = diagnosis.facts
+    name = (facts.launch.model if facts.launch is not None else None) or facts.model
+    if name is None:
+        return None
+    try:
+        if is_local_path(name):
+            return read_model(name) if Path(name).expanduser().is_dir() else None
+        return cached_model(name)
+    except (Failure, OSError, ValueError):
+        return None  # not whole, or not to be read: a fix can do without
 
 
 def exit_code(diagnosis: Diagnosis) -> int:

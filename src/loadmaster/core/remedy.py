@@ -136,7 +136,7 @@ def _by_flags(case: Case, plan: Plan, sheet: LoadSheet) -> Fix | None:
     if any(rank.weight_bytes + rank.context.low > rank.gpu.total_bytes for rank in plan.ranks):
         singles = [change for change in singles if "--tensor-parallel-size" in change[0]]
     found = _search(case, singles)
-    return _fix(found[0], found[1]) if found is not None else None
+    return fix_of(found[0], found[1]) if found is not None else None
 
 
 def _search(
@@ -236,16 +236,16 @@ def _recommended(case: Case, sheet: LoadSheet) -> Fix | None:
     cards = f" on {size} cards" if size > 1 else ""
     words = f"the launch that --recommend finds{cards}: serving {gib(serving_peak(found.sheet))}"
     if found.sheet.fits is True:
-        return _fix(found.changes, words)
+        return fix_of(found.changes, words)
     if sheet.fits is None or too_heavy(found.plan):
         return None
     if found.sheet.fits is None:
-        return structs.replace(_fix(found.changes, f"{words}; it may fit"), replanned=False)
+        return structs.replace(fix_of(found.changes, f"{words}; it may fit"), replanned=False)
     if size == case.settings.tensor_parallel_size:
         return None
     held = max((rank.weight_bytes for rank in found.plan.ranks), default=0)
     words = f"the weights fit, {gib(held)} on each of {size} cards; not all else does"
-    return structs.replace(_fix(found.changes, words), replanned=False)
+    return structs.replace(fix_of(found.changes, words), replanned=False)
 
 
 def _share_words(change: Flags, now: float) -> str:
@@ -261,24 +261,24 @@ def _on_cards(case: Case, size: int) -> Fix | None:
     cards = f"{count} cards of {_size(case)}; planned with so many: serving "
     plan, sheet = case.with_changes(base)
     if sheet.fits is True:
-        return _fix(base, cards + gib(serving_peak(sheet)))
+        return fix_of(base, cards + gib(serving_peak(sheet)))
     if not _holds_weights_and_cache(plan):
         return None
     singles = [change for change in _candidates(case, plan, sheet, base) if not set(change[0]) & set(base)]
     found = _search(case, singles, base)
     if found is not None:
         changes, why, then = found
-        return _fix({**base, **changes}, f"{cards}{gib(serving_peak(then))}; {why}")
+        return fix_of({**base, **changes}, f"{cards}{gib(serving_peak(then))}; {why}")
     search = Search(case, Wishes())
     recommended = search.certain()
     everyday = min(search.policy.small_context, search.context or 0)
     if recommended is not None and (recommended.plan.settings.max_model_len or 0) >= everyday:
-        return _fix(
+        return fix_of(
             recommended.changes, f"{cards}{gib(serving_peak(recommended.sheet))}; the launch that --recommend finds"
         )
     cache = gib(plan.kv_cache.available_bytes or 0) if plan.kv_cache is not None else ""
     words = f"{count} cards of {_size(case)} hold the weights and {cache} of cache; planned with so many, not all fits"
-    return structs.replace(_fix(base, words), replanned=False)
+    return structs.replace(fix_of(base, words), replanned=False)
 
 
 def _size(case: Case) -> str:
@@ -292,7 +292,8 @@ def _holds_weights_and_cache(plan: Plan) -> bool:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def _fix(changes: Flags, why: str) -> Fix:
+def fix_of(changes: Flags, why: str) -> Fix:
+    """The changes as a fix that was planned again."""
     words: list[str] = []
     for flag, value in changes.items():
         if value is None:

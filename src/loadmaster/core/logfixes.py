@@ -1,0 +1,245 @@
+"""Fixes for what a log shows: computed from its own arguments and readings, planned again where that decides.
+
+A fix is ``replanned`` when a plan that starts from the log's readings holds with it, or when the engine's own numbers
+decide all that it touches. What it costs is named in its ``why``; why nothing was planned is said in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from msgspec import Struct, convert, structs
+
+from loadmaster.core.argv import parse_argv
+from loadmaster.core.changecosts import costs
+from loadmaster.core.diagnosis import Diagnosis
+from loadmaster.core.facts import Fix, GpuFacts, LoadSheet, ModelFacts
+from loadmaster.core.levers import Found, gentlest
+from loadmaster.core.logcase import LogCase, case_of
+from loadmaster.core.logcorrection import Seen, Stage, correction, seen_in
+from loadmaster.core.readingfixes import largest_free_share, reading_fixes
+from loadmaster.core.remedy import fix_of, smallest_fix_of
+from loadmaster.core.replanning import Case
+from loadmaster.core.sheet import Plan
+from loadmaster.core.tables import load_toml
+from loadmaster.core.valuefixes import value_fixes
+from loadmaster.core.verdict import gib
+
+_ENOUGH = 2  # planned fixes of one cause
+_MOST = 5  # fixes of one cause
+_TREATED = 3  # findings that get fixes
+_BY_FREE_MEMORY = ("free-memory-below-request", "gpu-held-by-other-process")
+_BY_THE_ENGINE = ("context-exceeds-kv", "mamba-blocks")  # whose message names the value that fits
+_PEAK_WORDS = {"start": "the peak of the start", "steady": "the card at rest", "serving": "the serving peak"}
+
+
+class Remedy(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of ``log-remedies.toml``, described there."""
+
+    peak: str
+    levers: tuple[str, ...]
+    stage: Stage | None = None
+
+
+@cache
+def remedies() -> dict[str, Remedy]:
+    return convert(load_toml("log-remedies.toml"), dict[str, Remedy])
+
+
+def with_fixes(diagnosis: Diagnosis, model: ModelFacts | None, gpus: Sequence[GpuFacts] | None) -> Diagnosis:
+    """The diagnosis whose causes carry computed fixes before the known remedies.
+
+    ``model`` None: what the table of public models knows by the log's name for it. ``gpus`` None: the cards that the
+    log describes. Never raises for what a log can contain.
+    """
+    findings = list(diagnosis.findings)
+    notes: list[str] = []
+    for place, item in enumerate(findings[:_TREATED]):
+        if place > 0 and item.severity != "error":
+            continue
+        case = case_of(diagnosis, item, model, gpus)
+        fixes, note = _computed(case)
+        if note is not None and place == 0:
+            notes.append(note)
+        findings[place] = structs.replace(item, fixes=_joined(fixes, item.fixes))
+    return structs.replace(diagnosis, findings=tuple(findings), notes=(*diagnosis.notes, *notes))
+
+
+def _computed(case: LogCase) -> tuple[list[Fix], str | None]:
+    own = [*reading_fixes(case), *value_fixes(case)]
+    if case.engine.name != "vllm":
+        return own, None
+    remedy = remedies().get(case.finding.code)
+    if remedy is None:
+        return [_planned(case, fix) for fix in own], None
+    planned, note = _replanned(case, remedy)
+    sure = [fix for fix in own if fix.replanned]
+    rest = [fix for fix in own if not fix.replanned]
+    first = [*sure, *planned] if case.finding.code in _BY_THE_ENGINE else [*planned, *sure]
+    fixes = _distinct([*first, *rest])
+    if any(fix.replanned for fix in fixes):
+        note = None
+    return fixes, note
+
+
+def _joined(computed: Sequence[Fix], known: Sequence[Fix]) -> tuple[Fix, ...]:
+    return tuple(_distinct([*computed, *known])[:_MOST])
+
+
+def _distinct(fixes: Sequence[Fix]) -> list[Fix]:
+    """Each once: of those that turn the same flags, variables or command, the first."""
+    kept: dict[Any, Fix] = {}
+    for fix in fixes:
+        flags = tuple(word for word in fix.argv if word.startswith("-"))
+        turned = (*flags, *fix.remove, *fix.env, fix.command or "")
+        kept.setdefault(turned if any(turned) else fix.why, fix)
+    return list(kept.values())
+
+
+# ------------------------------------------------------------------------------------------------ planned again
+
+
+def _replanned(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
+    """Fixes that the planner holds for good, else what comes nearest; and why there are none."""
+    if case.model is None:
+        return [], (
+            "the fix was not planned: the checkpoint is not here and its name is in no table; --model DIR says where "
+            "it is"
+        )
+    if not case.gpus:
+        return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
+    if case.finding.code in _BY_FREE_MEMORY:
+        return _beside_others(case, remedy)
+    given = Case(case.model, case.gpus, case.launch, case.engine)
+    plan = given.plan()
+    if not plan.ranks:
+        return [], "the fix was not planned: the weights cannot be spread over these cards"
+    given = structs.replace(given, corrected=correction(plan, _seen(case, remedy)))
+    plan, sheet = given.with_changes({})
+    if sheet.fits is True:
+        return [], _contradiction(plan, sheet)
+    fixes: list[Fix] = []
+    for lever in remedy.levers:
+        found = gentlest(given, lever, plan, sheet)
+        if found is not None:
+            fixes.append(_fix(remedy, plan, sheet, found))
+        if len(fixes) >= _ENOUGH:
+            break
+    if fixes:
+        return fixes, None
+    further = [_with_costs(given, fix, plan) for fix in smallest_fix_of(given, sheet)]
+    if any(fix.replanned for fix in further):
+        return further, None
+    unsure = "; ".join(sheet.notes[:1])
+    return further, "no change was found with which the plan fits for certain" + (f" ({unsure})" if unsure else "")
+
+
+def _seen(case: LogCase, remedy: Remedy) -> Seen:
+    readings = case.readings
+    stage = remedy.stage
+    if case.finding.code == "oom-sampler-warmup" and readings.kv_available_bytes is not None:
+        stage = "capture"  # the sampler is warmed up again after the cache was made
+    seen = seen_in(readings, stage)
+    if seen.cache is None and (said := case.figures.gib("available")) is not None:
+        seen = structs.replace(seen, cache=said)
+    return seen
+
+
+def _contradiction(plan: Plan, sheet: LoadSheet) -> str:
+    load = max(sheet.gpus, key=lambda load: max(load.peak_high_bytes.values()) - load.total_bytes)
+    highest = max(load.peak_high_bytes.values())
+    return (
+        f"the fix was not planned: by the plan this launch fits, with at most {gib(highest)} of {gib(load.total_bytes)}"
+        " on a card. Another process may have held memory then, or the checkpoint or the cards are others"
+    )
+
+
+def _beside_others(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
+    """The share that what was free admits, planned: whether a cache is left that holds a request."""
+    share = largest_free_share(case)
+    if share is None or case.model is None or not case.gpus or share >= case.share:
+        return [], None
+    given = Case(case.model, case.gpus, case.launch, case.engine)
+    before = given.plan()
+    changes = {"--gpu-memory-utilization": share}
+    # others hold what was not free: beside the budget, where it is no part of this plan
+    after, sheet = given.with_changes(changes)
+    if sheet.fits is not True or after.kv_cache is None:
+        reason = next((item.cause for item in sheet.findings if item.severity == "error"), "it may not fit")
+        return [], f"with what is free, --gpu-memory-utilization {share:g}, the launch does not surely fit: {reason}"
+    cache = after.kv_cache
+    words = f"{gib(cache.available_bytes or 0)} are left for the cache"
+    if cache.max_concurrency is not None and cache.max_model_len:
+        words += f": {cache.max_concurrency:.1f} requests of {cache.max_model_len:,} tokens"
+    return [fix_of(changes, f"What is free admits it, and {words}.{_cost_words(before, after)}")], None
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def _fix(remedy: Remedy, plan: Plan, sheet: LoadSheet, found: Found) -> Fix:
+    effect = _effect(remedy.peak, plan, sheet, found)
+    return fix_of(found.changes, f"{effect}.{_cost_words(plan, found.plan)}")
+
+
+def _cost_words(before: Plan, after: Plan) -> str:
+    said = costs(before, after)
+    return f" It costs: {'; '.join(said)}." if said else " It costs nothing else."
+
+
+def _effect(peak: str, plan: Plan, sheet: LoadSheet, found: Found) -> str:
+    """The figure that failed, before and after."""
+    old, new = plan.kv_cache, found.plan.kv_cache
+    if peak == "cache":
+        assert old is not None
+        assert new is not None
+        words = f"The cache has {gib(old.available_bytes or 0)}"
+        if (new.available_bytes or 0) != (old.available_bytes or 0):
+            words = f"The cache grows from {gib(old.available_bytes or 0)} to {gib(new.available_bytes or 0)}"
+        if found.plan.request_bytes is not None and found.plan.settings.max_model_len is not None:
+            length = found.plan.settings.max_model_len
+            words += f", and one request of {length:,} tokens takes {gib(found.plan.request_bytes)}"
+            if plan.request_bytes is not None and plan.request_bytes != found.plan.request_bytes:
+                words += f" in place of {gib(plan.request_bytes)}"
+        return words
+    worst = max(range(len(sheet.gpus)), key=lambda at: sheet.gpus[at].peak_bytes[peak] - sheet.gpus[at].total_bytes)
+    before = sheet.gpus[worst]
+    after = found.sheet.gpus[min(worst, len(found.sheet.gpus) - 1)]
+    words = _PEAK_WORDS[peak]
+    return (
+        f"{words[0].upper()}{words[1:]} falls from {gib(before.peak_bytes[peak])} to {gib(after.peak_bytes[peak])} of "
+        f"{gib(after.total_bytes)}"
+    )
+
+
+def _changes(fix: Fix, case: Case) -> dict[str, Any]:
+    flags = parse_argv(["vllm", "serve", "m", *fix.argv], engine_version=case.engine.version).flags
+    return {**dict.fromkeys(fix.remove), **flags}
+
+
+def _with_costs(case: Case, fix: Fix, before: Plan) -> Fix:
+    """A fix of the general search, with what it costs."""
+    if not fix.argv or not fix.replanned:
+        return fix
+    changes = _changes(fix, case)
+    if changes.get("--tensor-parallel-size", 0) > len(case.gpus):
+        return fix  # more cards than there are: its own words say so
+    return structs.replace(fix, why=f"{fix.why}.{_cost_words(before, case.plan(changes))}")
+
+
+def _planned(case: LogCase, fix: Fix) -> Fix:
+    """A fix of another kind, marked as planned where model and cards are known and it fits with them."""
+    if fix.replanned or not fix.argv or case.model is None or not case.gpus:
+        return fix
+    given = Case(case.model, case.gpus, case.launch, case.engine)
+    _, sheet = given.with_changes(_changes(fix, given))
+    if sheet.fits is not True:
+        return fix
+    peak = max(sheet.gpus, key=lambda load: load.peak_bytes["serving"])
+    return structs.replace(
+        fix,
+        why=f"{fix.why} Planned with it: {gib(peak.peak_bytes['serving'])} of {gib(peak.total_bytes)} while serving.",
+        replanned=True,
+    )
