@@ -171,6 +171,74 @@ def growth_after(load: Load, patches: Sequence[int]) -> int:
     return ready.reserved - start
 
 
+class Served(Struct, frozen=True, kw_only=True):
+    """What a rank ran at most: patches of each picture in their order, tokens of a step, rows sampled at once.
+
+    ``beside``: ranks that share out whole pictures, and this one gets none of them; 0: it encodes them.
+    """
+
+    patches: tuple[int, ...] = ()
+    tokens: int = 1
+    rows: int = 1
+    log_probabilities: bool = False
+    expandable: bool = False
+    beside: int = 0
+
+
+@lru_cache(maxsize=512)
+def served_growth(load: Load, served: Served) -> tuple[int, int]:
+    """Bytes that the allocator reserves beyond the idle state: for these pictures, and for the text after them.
+
+    With expandable segments pieces join: a picture takes what is alive with it, less what was free when the server
+    was ready, unless the largest comes first and finds only scattered pieces.
+    """
+    ready, found = _idle(load)
+    ready = ready.copy()
+    patches = served.patches if load.tower is not None else ()
+    rows = max(1, min(served.rows, load.rows))
+    text = [*_forward(load, max(1, min(served.tokens, load.tokens)), "served ", scan=True)]
+    if load.samples:
+        sampling = structs.replace(load, rows=rows)
+        text += _sample(sampling, "served ", log_probabilities=served.log_probabilities)
+    if served.expandable:
+        pictures = [_alive(ready, _picture(load, count, served.beside)[0]) for count in patches]
+        vision = max(pictures, default=0)
+        if pictures and pictures[0] < vision:
+            vision = max(pictures[0], vision - found.idle_free)
+        return vision, max(0, _alive(ready, text) - found.idle_free - vision)
+    start = ready.reserved
+    for count in patches:
+        steps, output = _picture(load, count, served.beside)
+        ready.run(steps)
+        ready.release(output)
+    vision = ready.reserved - start
+    ready.run(text)
+    return vision, ready.reserved - start - vision
+
+
+def _picture(load: Load, patches: int, beside: int) -> tuple[list[Step], str]:
+    """Steps of one picture; of a rank beside those that encode: all pixels, and the gathered result.
+
+    Source: vllm/model_executor/models/vision.py: run_dp_sharded_mrope_vision_model.
+    """
+    assert load.tower is not None
+    steps, output, size = encode(load.tower, patches, "served ")
+    if beside:
+        pixels = patches * load.tower.features * load.tower.element_bytes
+        names = ("pixels", "padded", "gathered")
+        steps = [(f"served {name}", taken) for name, taken in zip(names, (pixels, size, beside * size))]
+        steps += [(output, size), *((f"served {name}", None) for name in names)]
+    return steps, output
+
+
+def _alive(ready: Allocator, steps: Sequence[Step]) -> int:
+    """Most bytes alive at once while these steps run, beyond what is alive before."""
+    twin = ready.copy()
+    twin.reset_peaks()
+    twin.run(steps)
+    return twin.live_peak - ready.live
+
+
 @lru_cache(maxsize=512)
 def replay(load: Load) -> Replay:
     """Replay profile, warm-up and the heaviest request of one rank."""
@@ -325,13 +393,18 @@ def _sample(load: Load, p: str, log_probabilities: bool = False) -> Iterator[Ste
         yield f"{p}local logits", None
     else:
         yield f"{p}logits", half
-    if log_probabilities:
+    if log_probabilities and not load.second_runner:
         yield f"{p}log probabilities", full
     yield f"{p}float logits", full
-    if load.second_runner and p == "profile ":
-        extra = int(constant("second_runner_sampling").value * rows * vocabulary)
-        yield f"{p}sampling", extra
-        for name in ("sampling", "float logits", "logits", "picked"):
+    if load.second_runner:
+        if p == "profile ":
+            yield f"{p}sampling", int(constant("second_runner_sampling").value * rows * vocabulary)
+            yield f"{p}sampling", None
+        elif p == "warm " and rows >= _SORT_BELOW:  # kept for the life of the process
+            yield "filter buffer", min(1 << (rows - 1).bit_length(), load.multiprocessors) * vocabulary * _FLOAT32
+        # All else happens in the 32-bit copy itself, log probabilities of the picked tokens as well
+        # (vllm/v1/worker/gpu/sample/sampler.py: apply_sampling_params, gumbel_sample).
+        for name in ("float logits", "logits", "picked"):
             yield f"{p}{name}", None
         return
     if rows >= _SORT_BELOW:

@@ -32,8 +32,8 @@ class Tier(Struct, frozen=True):
 
 
 # the finest first; each block is a whole number of blocks of the one before
-TIERS = (Tier(10, HOUR, 26 * HOUR), Tier(60, 6 * HOUR, 8 * DAY), Tier(600, DAY, 62 * DAY))
-KEEP_SECONDS = HOUR  # of readings of every second, besides the hour that has begun
+TIERS = (Tier(10, 600, 26 * HOUR), Tier(60, HOUR, 8 * DAY), Tier(600, 6 * HOUR, 62 * DAY))
+KEEP_SECONDS = HOUR  # of readings of every second
 
 
 class Tiers:
@@ -56,9 +56,10 @@ class Tiers:
         source = self._number(database, self._source)
         layout = self._number(database, "\n".join(names))
         database.execute("INSERT OR REPLACE INTO reading VALUES (?, ?, ?, ?)", (source, at, layout, content))
-        if self._next_look is None or at >= self._next_look or at < self._next_look - 2 * HOUR:
+        if self._next_look is None or at >= self._next_look or at < self._next_look - 2 * TIERS[0].block:
             self.consolidate(database, at)
-            self._next_look = (at // HOUR + 1) * HOUR
+            block = TIERS[0].block
+            self._next_look = (at // block + 1) * block
 
     def consolidate(self, database: sqlite3.Connection, now: float) -> None:
         """Fill the blocks that have passed, and drop what is too old."""
@@ -74,7 +75,7 @@ class Tiers:
             later = database.execute(
                 "SELECT min(at) FROM reading WHERE source = ? AND at >= ?", (source, begin)
             ).fetchone()[0]
-            if later is not None:  # hours without any reading need no block
+            if later is not None:  # a time without any reading needs no block
                 begin = max(begin, int(later // fine.block) * fine.block)
         self._until(database, source, fine, begin)
         for finer, tier in pairwise(TIERS):

@@ -202,7 +202,7 @@ def _readings(
         for step, begin, end in database.execute("SELECT step, since, until FROM tier WHERE source = ?", (source,))
     }
     numbers = {number: name for number, name in _series(database, source).items() if wanted is None or name in wanted}
-    step = max((tier.step for tier in TIERS if tier.step <= width), default=1)
+    step = 1 if width <= 1 else max((tier.step for tier in TIERS if tier.step <= width), default=TIERS[0].step)
     begin = math.floor(since / step) * step
     count = math.ceil((until - begin) / step)
     end = begin + count * step
@@ -223,10 +223,8 @@ def _readings(
                 fitted = _split(slots, tier.step // step) if tier.step > step else coarser(slots, step // tier.step)
                 found.setdefault(name, Slots.empty(count)).put((at - begin) // step, fitted)
         cursor = stop
-    if step == 1 and cursor == begin and width <= 1.5:
-        single = _single(database, source, begin, end, wanted)
-        if len(single.at) <= 2 * points:
-            return single
+    if step == 1 and cursor == begin:
+        return _single(database, source, begin, end, wanted)
     if cursor < end:
         for name, slots in second_slots(database, source, cursor, end, step, wanted).items():
             found.setdefault(name, Slots.empty(count)).put((cursor - begin) // step, slots)
