@@ -31,6 +31,7 @@ _SEQUENCES = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 2, 1
 _BATCHES = (16384, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 512)
 _CAPTURES = (256, 192, 128, 96, 64, 48, 32, 16, 8, 4, 2, 1)
 _LEAST_SHARE = 0.3
+_STEP_BY_STEP = ("share-down",)
 _FULL_WIDTH = ("auto", "bfloat16", "float16")
 
 
@@ -43,22 +44,28 @@ class Found(Struct, frozen=True):
     sheet: LoadSheet
 
 
-def gentlest(case: Case, lever: str, plan: Plan, sheet: LoadSheet) -> Found | None:
-    """The gentlest value of a lever with which the case fits for certain; None when even the harshest does not.
+Holds = Callable[[Plan, LoadSheet], bool]
 
-    What fits with one value fits with every harsher one, so few of them are planned.
+
+def gentlest(case: Case, lever: str, plan: Plan, sheet: LoadSheet, holds: Holds) -> Found | None:
+    """The gentlest value of a lever with which the plan ``holds``; None when even with the harshest it does not.
+
+    What holds with one value holds with every harsher one, so few of them are planned; but a smaller share of the
+    card can be too small, and is looked for step by step.
     """
     values = list(_LEVERS[lever](case, plan, sheet))
-    low, high, best = 0, len(values), None
     if not values:
         return None
-    best = _tried(case, lever, values[-1])
+    if lever in _STEP_BY_STEP:
+        tried = (_tried(case, lever, changes, holds) for changes in values)
+        return next((found for found in tried if found is not None), None)
+    best = _tried(case, lever, values[-1], holds)
     if best is None:
         return None
-    high = len(values) - 1  # fits
+    low, high = 0, len(values) - 1  # the last one holds
     while low < high:
         middle = (low + high) // 2
-        found = _tried(case, lever, values[middle])
+        found = _tried(case, lever, values[middle], holds)
         if found is not None:
             best, high = found, middle
         else:
@@ -66,9 +73,9 @@ def gentlest(case: Case, lever: str, plan: Plan, sheet: LoadSheet) -> Found | No
     return best
 
 
-def _tried(case: Case, lever: str, changes: dict[str, Any]) -> Found | None:
+def _tried(case: Case, lever: str, changes: dict[str, Any], holds: Holds) -> Found | None:
     plan, sheet = case.with_changes(changes)
-    return Found(lever, changes, plan, sheet) if sheet.fits is True else None
+    return Found(lever, changes, plan, sheet) if holds(plan, sheet) else None
 
 
 # ------------------------------------------------------------------------------------------------ the levers

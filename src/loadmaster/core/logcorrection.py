@@ -1,8 +1,9 @@
 """What a real start measured, put into the plans that are made to find its fix.
 
 A plan is made again for every change that is tried. So that it starts from what happened, the engine's own readings
-replace what was computed: weights and graphs by their ratio, the cache by the difference, and where memory ran out,
-the peak of that stage is at least what was in use then and what was asked for.
+replace what was computed: weights and graphs by their ratio, the cache by the difference. Where memory ran out, that
+stage took at least what was in use then and what was asked for: what the engine measures in a profile grows by the
+ratio, what comes after the cache was made by the difference.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ def correction(base: Plan, seen: Seen) -> Callable[[Plan], Plan]:
         return _with_ranks(plan, ranks)
 
     over = _beyond(measured(base), seen)
+    ratio = max((_profile_ratio(rank, seen.stage, over) for rank in measured(base).ranks), default=1.0)
 
     def corrected(plan: Plan) -> Plan:
         plan = measured(plan)
         if not over or seen.stage is None:
             return plan
-        return _with_ranks(plan, [_heavier(rank, seen.stage, over, seen.cache is None) for rank in plan.ranks])
+        return _with_ranks(plan, [_heavier(rank, seen.stage, over, ratio, seen.cache is None) for rank in plan.ranks])
 
     return corrected
 
@@ -145,24 +147,39 @@ def _planned(plan: Plan, rank: RankMemory, stage: Stage) -> int:
     return card_load(plan, rank).peak_bytes["steady" if stage == "capture" else "serving"]
 
 
-def _heavier(rank: RankMemory, stage: Stage, over: int, from_cache: bool) -> RankMemory:
-    """The rank with ``over`` bytes more at this stage. ``from_cache``: what the profile measures leaves less cache."""
+def _profile_ratio(rank: RankMemory, stage: Stage | None, over: int) -> float:
+    planned = {"profile": rank.profile.bytes, "pool": rank.trial_pool}.get(stage or "", 0)
+    return (planned + over) / planned if planned else 1.0
+
+
+def _heavier(rank: RankMemory, stage: Stage, over: int, ratio: float, from_cache: bool) -> RankMemory:
+    """The rank with what this stage takes beyond the plan. ``from_cache``: a larger profile leaves less cache."""
     if stage == "weights":
         return structs.replace(rank, slack=_more(rank.slack, over))
     if stage == "pool":
-        return structs.replace(rank, trial_pool=rank.trial_pool + over if rank.trial_pool else 0)
+        return structs.replace(rank, trial_pool=round(rank.trial_pool * ratio))
     if stage == "capture":
         return structs.replace(rank, persistent=_more(rank.persistent, over))
     if stage == "serving":
         return structs.replace(rank, language=_more(rank.language, over))
-    rank = structs.replace(rank, profile=_more(rank.profile, over))
+    old = rank.profile
+    low, high = round(old.low * ratio), round(old.high * ratio)
+    new = Amount(round(old.bytes * ratio), low, high, old.basis, old.note)
+    rank = structs.replace(rank, profile=new, profile_reserved=round(rank.profile_reserved * ratio))
     if not from_cache:
         return rank
+    left = rank.left
     return structs.replace(
         rank,
-        left=_more(rank.left, -over),
-        left_when_full=rank.left_when_full - over,
-        left_when_light=rank.left_when_light - over,
+        left=Amount(
+            left.bytes - new.bytes + old.bytes,
+            left.low - new.high + old.high,
+            left.high - new.low + old.low,
+            left.basis,
+            left.note,
+        ),
+        left_when_full=rank.left_when_full - new.high + old.high,
+        left_when_light=rank.left_when_light - new.low + old.low,
     )
 
 

@@ -25,7 +25,7 @@ from loadmaster.core.replanning import Case
 from loadmaster.core.sheet import Plan
 from loadmaster.core.tables import load_toml
 from loadmaster.core.valuefixes import value_fixes
-from loadmaster.core.verdict import gib
+from loadmaster.core.verdict import gib, starts_of
 
 _ENOUGH = 2  # planned fixes of one cause
 _MOST = 5  # fixes of one cause
@@ -118,22 +118,35 @@ def _replanned(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
         return [], "the fix was not planned: the weights cannot be spread over these cards"
     given = structs.replace(given, corrected=correction(plan, _seen(case, remedy)))
     plan, sheet = given.with_changes({})
-    if sheet.fits is True:
+    holds = _fits if remedy.stage == "serving" else _starts
+    if holds(plan, sheet):
         return [], _contradiction(plan, sheet)
     fixes: list[Fix] = []
+    whole = False
     for lever in remedy.levers:
-        found = gentlest(given, lever, plan, sheet)
+        found = gentlest(given, lever, plan, sheet, holds)
         if found is not None:
             fixes.append(_fix(remedy, plan, sheet, found))
+            whole = whole or found.sheet.fits is True
         if len(fixes) >= _ENOUGH:
             break
-    if fixes:
+    if whole:
         return fixes, None
     further = [_with_costs(given, fix, plan) for fix in smallest_fix_of(given, sheet)]
+    if fixes:
+        return [*fixes, *(fix for fix in further if fix.replanned)], None
     if any(fix.replanned for fix in further):
         return further, None
     unsure = "; ".join(sheet.notes[:1])
     return further, "no change was found with which the plan fits for certain" + (f" ({unsure})" if unsure else "")
+
+
+def _fits(plan: Plan, sheet: LoadSheet) -> bool:
+    return sheet.fits is True
+
+
+def _starts(plan: Plan, sheet: LoadSheet) -> bool:
+    return starts_of(plan, sheet.gpus) is True
 
 
 def _seen(case: LogCase, remedy: Remedy) -> Seen:
@@ -157,23 +170,35 @@ def _contradiction(plan: Plan, sheet: LoadSheet) -> str:
 
 
 def _beside_others(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
-    """The share that what was free admits, planned: whether a cache is left that holds a request."""
+    """The largest share with which all fits beside what others hold, no larger than what was free at the start."""
     share = largest_free_share(case)
     if share is None or case.model is None or not case.gpus or share >= case.share:
         return [], None
-    given = Case(case.model, case.gpus, case.launch, case.engine)
-    before = given.plan()
-    changes = {"--gpu-memory-utilization": share}
-    # others hold what was not free: beside the budget, where it is no part of this plan
-    after, sheet = given.with_changes(changes)
-    if sheet.fits is not True or after.kv_cache is None:
+    before = Case(case.model, case.gpus, case.launch, case.engine).plan()
+    if not before.ranks:
+        return [], None
+    gpus = tuple(_beside(gpu, case, before) for gpu in case.gpus)
+    given = Case(case.model, gpus, case.launch, case.engine)
+    plan, sheet = given.with_changes({})
+    found = gentlest(given, "share-down", plan, sheet, _starts)
+    if found is None or found.plan.kv_cache is None:
+        changes = {"--gpu-memory-utilization": share}
+        _, sheet = given.with_changes(changes)
         reason = next((item.cause for item in sheet.findings if item.severity == "error"), "it may not fit")
-        return [], f"with what is free, --gpu-memory-utilization {share:g}, the launch does not surely fit: {reason}"
-    cache = after.kv_cache
-    words = f"{gib(cache.available_bytes or 0)} are left for the cache"
-    if cache.max_concurrency is not None and cache.max_model_len:
-        words += f": {cache.max_concurrency:.1f} requests of {cache.max_model_len:,} tokens"
-    return [fix_of(changes, f"What is free admits it, and {words}.{_cost_words(before, after)}")], None
+        words = f"{share:g} of the card is free, but by the plan that is not surely enough: {reason}"
+        return [structs.replace(fix_of(changes, words), replanned=False)], None
+    cache = found.plan.kv_cache
+    words = f"This much is free, and {gib(cache.available_bytes or 0)} of it are left for the cache"
+    return [fix_of(found.changes, f"{words}.{_cost_words(before, found.plan)}{_risk(found.sheet)}")], None
+
+
+def _beside(gpu: GpuFacts, case: LogCase, plan: Plan) -> GpuFacts:
+    """The card with what others hold: what was not free at the start, less the engine's own context."""
+    free, total = case.figures.number("free"), case.figures.number("total")
+    if free is None or not total:
+        return gpu
+    context = max(rank.context.high for rank in plan.ranks)
+    return structs.replace(gpu, free_bytes=min(gpu.total_bytes, round(free / total * gpu.total_bytes) + context))
 
 
 # ------------------------------------------------------------------------------------------------ words
@@ -181,12 +206,25 @@ def _beside_others(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None
 
 def _fix(remedy: Remedy, plan: Plan, sheet: LoadSheet, found: Found) -> Fix:
     effect = _effect(remedy.peak, plan, sheet, found)
-    return fix_of(found.changes, f"{effect}.{_cost_words(plan, found.plan)}")
+    return fix_of(found.changes, f"{effect}.{_cost_words(plan, found.plan)}{_risk(found.sheet)}")
 
 
 def _cost_words(before: Plan, after: Plan) -> str:
     said = costs(before, after)
     return f" It costs: {'; '.join(said)}." if said else " It costs nothing else."
+
+
+def _risk(sheet: LoadSheet) -> str:
+    """What may still go wrong after the start: the largest request beside the rest."""
+    over = [load for load in sheet.gpus if load.peak_high_bytes["serving"] > load.total_bytes]
+    if not over:
+        return ""
+    worst = max(over, key=lambda load: load.peak_high_bytes["serving"] - load.total_bytes)
+    low, high = worst.peak_low_bytes["serving"], worst.peak_high_bytes["serving"]
+    size = sheet.images.largest_size if sheet.images is not None else None
+    what = f"a picture of {size[0]}x{size[1]}" if size is not None else "the largest request"
+    sure = "takes" if low > worst.total_bytes else "may take"
+    return f" Not cured by it: {what} {sure} the card to {gib(high)} of {gib(worst.total_bytes)} later."
 
 
 def _effect(peak: str, plan: Plan, sheet: LoadSheet, found: Found) -> str:

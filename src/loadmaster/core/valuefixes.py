@@ -14,6 +14,7 @@ from loadmaster.core.facts import Fix
 from loadmaster.core.logcase import LogCase
 from loadmaster.core.readingfixes import largest_free_share
 from loadmaster.core.releasetable import architecture_runs, releases
+from loadmaster.core.replanning import divides
 from loadmaster.core.tables import load_json
 from loadmaster.core.verdict import gib
 
@@ -36,7 +37,16 @@ def _heads(case: LogCase) -> Iterator[Fix]:
     if not heads or size < 2:
         return
     good = [number for number in range(1, min(heads, _MOST_RANKS) + 1) if heads % number == 0]
+    if case.model is not None:
+        good = [number for number in good if divides(case.model, number)]
+    elif any(_is_power_of_two(number) for number in good if 1 < number < size):
+        # of key-value heads, which are not known here, numbers are powers of two nearly always
+        good = [number for number in good if _is_power_of_two(number)]
     yield from _sizes(f"{heads} heads", good, size)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _groups(case: LogCase) -> Iterator[Fix]:
@@ -247,16 +257,13 @@ def _held(case: LogCase) -> Iterator[Fix]:
 
 def _what_is_free(case: LogCase) -> Iterator[Fix]:
     share = largest_free_share(case)
-    if share is None or share >= case.share:
-        return
     free, total = case.figures.gib("free"), case.figures.gib("total")
-    said = f"{gib(free)} of {gib(total)} are free" if free is not None and total is not None else "that much is free"
+    if share is None or share >= case.share or free is None or total is None:
+        return
+    smaller = gib(round((case.share - share) * total))
     yield Fix(
-        f"{said}, and {case.share:g} of the card asks for more. It costs: the cache is smaller by "
-        f"{gib(round((case.share - share) * (total or 0)))}; whether it still holds a request is not known without "
-        "the checkpoint."
-        if total
-        else f"{said}.",
+        f"{gib(free)} of {gib(total)} are free, and {case.share:g} of the card asks for more. It costs: the cache is "
+        f"smaller by {smaller}; whether it still holds a request is not known without the checkpoint.",
         argv=("--gpu-memory-utilization", f"{share:g}"),
     )
 

@@ -26,13 +26,16 @@ _BEFORE_THE_CACHE = ("oom-profile-vision", "oom-profile-language", "oom-sampler-
 _AFTER_THE_CACHE = ("oom-cudagraph-capture", "oom-runtime")
 
 
-def fits_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
-    """The verdict over all cards; see the module."""
+_PEAKS = ("start", "steady", "serving")
+
+
+def fits_of(plan: Plan, loads: Sequence[GpuLoad], peaks: Sequence[str] = _PEAKS) -> bool | None:
+    """The verdict over all cards; see the module. ``peaks``: those that count."""
     answers = [
         _enough_cards(plan),
         _heads_divide(plan),
         _split_refused(plan) is None,
-        None if not loads else _peaks_fit(loads),
+        None if not loads else _peaks_fit(loads, peaks),
         True if plan.weights_known else None,
         *(_free_memory_fits(rank, plan) for rank in plan.ranks),
         _request_fits(plan),
@@ -86,13 +89,18 @@ def _split_refused(plan: Plan) -> Finding | None:
     return split_refused(plan.model, plan.settings.tensor_parallel_size, plan.settings.pipeline_parallel_size)
 
 
-def _peaks_fit(loads: Sequence[GpuLoad]) -> bool | None:
+def starts_of(plan: Plan, loads: Sequence[GpuLoad]) -> bool | None:
+    """Whether the start succeeds, whatever the requests after it take."""
+    return fits_of(plan, loads, ("start", "steady"))
+
+
+def _peaks_fit(loads: Sequence[GpuLoad], peaks: Sequence[str]) -> bool | None:
     answer: bool | None = True
     for load in loads:
-        for name, high in load.peak_high_bytes.items():
+        for name in peaks:
             if load.peak_low_bytes[name] > load.total_bytes:
                 return False
-            if high > load.total_bytes:
+            if load.peak_high_bytes[name] > load.total_bytes:
                 answer = None
     return answer
 
