@@ -1,0 +1,271 @@
+// Answers that are being written: asked for, followed, stopped, taken up again after a reload or a lost connection.
+import { useEffect, useState } from "./html.js";
+import { ApiError } from "./api.js";
+import { changeMessage, goTo, loadList, repository, reread } from "./conversations.js";
+import { readEvents } from "./stream.js";
+import { model, store } from "./state.js";
+
+const RETRIES_MS = [300, 1000, 2000, 4000, 8000];
+const SAVE_EVERY_MS = 1000;
+
+/** One answer in the making. ``state``: waiting, queued, thinking, answering, lost, then done, stopped or failed. */
+class Answer {
+  constructor(conversation, message) {
+    this.conversation = conversation;
+    this.id = message.id;
+    this.text = message.text ?? "";
+    this.thinking = message.thinking ?? "";
+    this.state = "waiting";
+    this.place = null;
+    this.numbers = message.numbers ?? null;
+    this.error = null;
+    this.begun = performance.now();
+    this.listeners = new Set();
+    this.abort = new AbortController();
+    this.drawing = 0;
+  }
+
+  listen(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  /** Tell who draws, once a frame. */
+  changed() {
+    if (this.drawing) return;
+    this.drawing = (document.hidden ? (f) => setTimeout(f, 200) : requestAnimationFrame)(() => {
+      this.drawing = 0;
+      for (const listener of [...this.listeners]) listener();
+    });
+  }
+
+  /** ``at``: the place of this piece in the whole text; a piece that is known already is left out. */
+  add(kind, piece, at) {
+    const known = this[kind];
+    if (at === undefined || at === null || at === known.length) this[kind] = known + piece;
+    else if (at === 0 && kind === "text" && piece.length >= known.length) this[kind] = piece;
+    else if (at < known.length) this[kind] = known.slice(0, at) + piece;
+    else this[kind] = known + piece;
+    this.state = kind === "text" ? "answering" : "thinking";
+    this.changed();
+  }
+}
+
+const live = new Map(); // id of the answer -> Answer
+
+export const liveAnswer = (id) => live.get(id) ?? null;
+export const answering = (conversation) => [...live.values()].find((one) => one.conversation === conversation) ?? null;
+
+/** The answer in the making under this id, drawn again as it grows; null when there is none. */
+export function useAnswer(id) {
+  const [, redraw] = useState(0);
+  const answer = live.get(id) ?? null;
+  useEffect(() => answer?.listen(() => redraw((n) => n + 1)), [answer]);
+  return answer;
+}
+
+function hear(answer, name, data) {
+  if (name === "delta") {
+    if (data.thinking) answer.add("thinking", data.thinking, data.at);
+    if (data.text) answer.add("text", data.text, data.at);
+  } else if (name === "queue") {
+    answer.state = "queued";
+    answer.place = data.place ?? null;
+    answer.changed();
+  } else if (name === "numbers") {
+    answer.numbers = { ...answer.numbers, ...data };
+    answer.changed();
+  } else if (name === "done") {
+    answer.numbers = data.numbers ?? answer.numbers;
+    answer.state = data.state ?? "done";
+    answer.finish = data.finish_reason ?? data.finish ?? null;
+  } else if (name === "error") {
+    answer.error = { code: data.code, message: data.message, findings: data.findings ?? [] };
+    answer.state = "failed";
+  }
+}
+
+const over = (answer) => ["done", "stopped", "failed"].includes(answer.state);
+
+function settle(answer, title) {
+  live.delete(answer.id);
+  changeMessage(answer.id, {
+    text: answer.text,
+    thinking: answer.thinking || null,
+    state: answer.state,
+    error: answer.error,
+    numbers: answer.numbers,
+    finish: answer.finish ?? null,
+    ...(title ?? {}),
+  });
+  for (const listener of [...answer.listeners]) listener();
+  loadList();
+}
+
+/** Follow a server's answer to its end; a lost connection is taken up where it broke. */
+async function follow(answer, response) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      if (response === null) response = await repository().attach(answer.conversation, answer.text.length, answer.abort.signal);
+      const before = answer.text.length;
+      await readEvents(response, (name, data) => hear(answer, name, data));
+      if (answer.text.length > before) attempt = 0;
+      if (over(answer)) break;
+    } catch (error) {
+      if (error.name === "AbortError") break;
+      if (error instanceof ApiError && error.status === 404) break; // it is over; what was written is in the store
+      if (error instanceof ApiError && error.status === 401) {
+        store.set({ login: { error: null } });
+        break;
+      }
+    }
+    if (attempt >= RETRIES_MS.length) break;
+    answer.state = "lost";
+    answer.changed();
+    response = null;
+    await new Promise((resolve) => setTimeout(resolve, RETRIES_MS[attempt]));
+  }
+  if (over(answer)) {
+    settle(answer);
+    return;
+  }
+  try {
+    const kept = (await reread(answer.conversation)).messages.find((one) => one.id === answer.id);
+    if (kept) Object.assign(answer, { text: kept.text, thinking: kept.thinking ?? "", numbers: kept.numbers, error: kept.error });
+    answer.state = kept && kept.state !== "streaming" ? kept.state : "failed";
+  } catch {
+    answer.state = "failed";
+  }
+  if (answer.state === "failed") answer.error ??= { code: "connection_lost", message: "" };
+  settle(answer);
+}
+
+/** Ask the server. Resolves when the question is accepted; raises ApiError when it is not, and nothing has changed. */
+async function askServer(conversation, body) {
+  const abort = new AbortController();
+  const { picture_facts: _, ...sent } = body;
+  const response = await repository().answer(conversation, sent, abort.signal);
+  let answer = null;
+  let refused = null;
+  const started = new Promise((resolve, reject) => {
+    const first = [];
+    const hearFirst = (name, data) => {
+      if (answer !== null) hear(answer, name, data);
+      else if (name === "start") resolve((answer = begin(conversation, data, body, abort)));
+      else if (name === "error") reject((refused = new ApiError(503, data.code, data.message, null, data.findings ?? [])));
+      else first.push([name, data]);
+      if (answer !== null) for (const [n, d] of first.splice(0)) hear(answer, n, d);
+    };
+    readEvents(response, hearFirst).then(
+      () => {
+        if (answer === null) reject(new ApiError(0, "connection_lost", ""));
+        else if (over(answer)) settle(answer);
+        else follow(answer, null);
+      },
+      (error) => {
+        if (answer === null) reject(error.name === "AbortError" ? error : new ApiError(0, "connection_lost", ""));
+        else if (error.name === "AbortError") return;
+        else follow(answer, null);
+      },
+    );
+  });
+  await started;
+  if (refused) throw refused;
+}
+
+const messageOf = (given, otherwise) => (typeof given === "object" && given !== null ? { ...otherwise, ...given } : { ...otherwise, id: given });
+
+function begin(conversation, data, body, abort) {
+  const { current } = store.get();
+  const now = Date.now() / 1000;
+  const blank = { thinking: null, pictures: [], state: "done", error: null, numbers: null, created: now };
+  const answerMessage = { ...messageOf(data.assistant ?? data.answer, { ...blank, role: "assistant", text: "" }), state: "streaming" };
+  let messages = current?.id === conversation ? current.messages : [];
+  if (body.continue !== undefined) {
+    const kept = messages.find((one) => one.id === body.continue);
+    if (kept && answerMessage.id === kept.id) Object.assign(answerMessage, { text: kept.text, thinking: kept.thinking, created: kept.created });
+    messages = messages.map((one) => (one.id === body.continue ? answerMessage : one));
+  } else {
+    if (body.regenerate !== undefined) {
+      const index = messages.findIndex((one) => one.id === body.regenerate);
+      messages = messages.slice(0, messages[index]?.role === "assistant" ? index : index + 1);
+    } else {
+      const asked = { ...blank, role: "user", text: body.text ?? "", pictures: body.picture_facts ?? [] };
+      messages = [...messages, messageOf(data.user, asked)];
+    }
+    messages = [...messages, answerMessage];
+  }
+  const answer = new Answer(conversation, answerMessage);
+  answer.abort = abort;
+  live.set(answer.id, answer);
+  if (current?.id === conversation) store.set({ current: { ...current, title: data.title ?? current.title, messages } });
+  return answer;
+}
+
+/** Ask with conversations kept in this browser: the events are the same, the keeping is ours. */
+async function askBrowser(conversation, body) {
+  const abort = new AbortController();
+  const { response, conversation: kept, answer: message, save } = await repository().answer(conversation, body, abort.signal);
+  const answer = new Answer(conversation, message);
+  answer.abort = abort;
+  live.set(answer.id, answer);
+  const { current } = store.get();
+  if (current?.id === conversation) store.set({ current: { ...kept, messages: [...kept.messages] } });
+  const offset = message.text.length;
+  const keep = () => {
+    Object.assign(message, { text: answer.text, thinking: answer.thinking || null, numbers: answer.numbers, error: answer.error });
+    message.state = over(answer) ? answer.state : "streaming";
+    return save();
+  };
+  const saving = setInterval(keep, SAVE_EVERY_MS);
+  const listen = (name, data) => hear(answer, name, name === "delta" && typeof data.at === "number" && data.text ? { ...data, at: data.at + offset } : data);
+  readEvents(response, listen)
+    .then(() => {
+      if (!over(answer)) Object.assign(answer, { state: "failed", error: { code: "connection_lost", message: "" } });
+    })
+    .catch(() => {
+      const stopped = answer.state !== "failed" && answer.stopped;
+      Object.assign(answer, stopped ? { state: "stopped" } : { state: "failed", error: { code: "connection_lost", message: "" } });
+    })
+    .finally(async () => {
+      clearInterval(saving);
+      await keep();
+      settle(answer);
+    });
+}
+
+/** Ask in the open conversation, or in a new one. Raises ApiError when the question is not accepted. */
+export async function askQuestion(body) {
+  let { current } = store.get();
+  if (current === null) {
+    const created = await repository().create();
+    current = { settings: {}, messages: [], title: "", ...created };
+    store.set({ current });
+    await goTo(current.id);
+  }
+  const full = { model: model()?.id, ...body };
+  if (store.get().session?.storage === "browser") await askBrowser(current.id, full);
+  else await askServer(current.id, full);
+  loadList();
+}
+
+/** Take up answers of a conversation that were under way when the page was loaded. */
+export function takeUp(conversation) {
+  for (const message of conversation.messages) {
+    if (message.state !== "streaming" || live.has(message.id)) continue;
+    const answer = new Answer(conversation.id, message);
+    answer.state = message.text ? "answering" : "waiting";
+    live.set(answer.id, answer);
+    follow(answer, null);
+  }
+}
+
+export async function stopAnswer(conversation) {
+  const answer = answering(conversation);
+  if (answer) answer.stopped = true;
+  try {
+    await repository().stop(conversation);
+  } catch {
+    answer?.abort.abort();
+  }
+}

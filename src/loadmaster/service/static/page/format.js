@@ -1,0 +1,44 @@
+// Numbers with their units. Unknown is said in words, never 0.
+import { locale, t } from "./i18n.js";
+
+const GIB = 2 ** 30;
+
+export function number(value, digits = 0) {
+  if (value === null || value === undefined || Number.isNaN(value)) return t("unknown");
+  return value.toLocaleString(locale(), { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/** Bytes as GiB, without the unit. */
+export const bareGib = (bytes, digits = 1) => (bytes === null || bytes === undefined ? "–" : number(bytes / GIB, digits));
+
+export const gib = (bytes, digits = 1) => (bytes === null || bytes === undefined ? t("unknown") : `${bareGib(bytes, digits)} GiB`);
+
+/** Bytes of a file or a store: kiB and MiB below a GiB. */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return t("unknown");
+  if (bytes < 2 ** 20) return `${number(bytes / 1024, 0)} KiB`;
+  if (bytes < GIB) return `${number(bytes / 2 ** 20, 1)} MiB`;
+  return gib(bytes, 1);
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return t("unknown");
+  if (value < 10) return `${number(value, 2)} s`;
+  if (value < 120) return `${number(value, 0)} s`;
+  return `${number(value / 60, 0)} min`;
+}
+
+export const percent = (share, digits = 0) =>
+  share === null || share === undefined ? t("unknown") : `${number(share * 100, digits)} %`;
+
+/** The group of a date in the list of conversations: a key of the catalogue. */
+export function dayGroup(epoch, now = new Date()) {
+  const start = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime() / 1000;
+  if (epoch >= start) return "list.today";
+  if (epoch >= start - 86400) return "list.yesterday";
+  if (epoch >= start - 6 * 86400) return "list.week";
+  return "list.older";
+}
+
+export const date = (epoch) => new Date(epoch * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "short" });
+export const time = (epoch) => new Date(epoch * 1000).toLocaleTimeString(locale());

@@ -1,0 +1,41 @@
+// Conversations on the server, and the questions that are asked in them.
+import { ask, request } from "./api.js";
+
+const at = (id, rest = "") => `api/conversations/${encodeURIComponent(id)}${rest}`;
+
+export const serverRepository = {
+  /** {conversations, more}: newest first. ``before``: ``changed`` of the last one that is known. */
+  async list(search, before = null, limit = 50) {
+    const query = new URLSearchParams({ limit: String(limit + 1) });
+    if (search) query.set("search", search);
+    if (before !== null) query.set("before", String(before));
+    const { conversations } = await ask("GET", `api/conversations?${query}`);
+    return { conversations: conversations.slice(0, limit), more: conversations.length > limit };
+  },
+  get: (id) => ask("GET", at(id)),
+  create: (title) => ask("POST", "api/conversations", { json: title ? { title } : {} }),
+  rename: (id, title) => ask("PATCH", at(id), { json: { title } }),
+  remove: (id) => ask("DELETE", at(id)),
+  edit: (id, mid, text) => ask("PUT", at(id, `/messages/${encodeURIComponent(mid)}`), { json: { text, truncate: true } }),
+  /** The stream of an answer. ``body``: {model, text?, pictures?, regenerate?, continue?, parameters}. */
+  answer: (id, body, signal) => request("POST", at(id, "/answer"), { json: body, signal }),
+  /** The stream of an answer that is under way, from a character of it on. */
+  attach: (id, from, signal) => request("GET", at(id, `/answer?from=${from}`), { signal }),
+  stop: (id) => ask("POST", at(id, "/stop"), { json: {} }),
+  exported: async (id, format) => (await request("GET", at(id, `/export?format=${format}`))).blob(),
+  imported: (file) =>
+    ask("POST", "api/conversations/import", { body: file, headers: { "Content-Type": file.type || "application/json" } }),
+  pictureAddress: async (sha256) => `api/pictures/${sha256}`,
+};
+
+/** Put a picture into the server's store, unless it is there already. Returns what the server says of it. */
+export async function upload(picture, signal) {
+  const path = `api/pictures/${picture.sha256}`;
+  try {
+    await request("HEAD", path, { signal });
+    return null;
+  } catch (error) {
+    if (error.status !== 404) throw error;
+  }
+  return ask("PUT", path, { body: picture.blob, signal, headers: { "Content-Type": picture.blob.type } });
+}
