@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from loadmaster.core.checks.catalogue import finding
-from loadmaster.core.enginelog import Phases
 from loadmaster.core.facts import Evidence, Finding
 from loadmaster.core.logfacts import LogFacts
-from loadmaster.core.logtext import Tracebacks, read_line
-from loadmaster.core.signatures import Hit, Matcher
+from loadmaster.core.logtext import read_line
+from loadmaster.core.rootcause import findings_of
+from loadmaster.core.signatures import Matcher
+from loadmaster.core.startlog import SERVING, Seen, StartLog
 
-_MOST_EVIDENCE = 300
+_SIGKILL = 9
+_KILLED, _MASK = "host-ram-killed", "engine-dead-masked"
+_FREE, _HELD = "free-memory-below-request", "gpu-held-by-other-process"
+_SHORTEST_KEY = 48  # letters of hexadecimal numbers are left out of longer ones only
+_MOST_KEYS = 20_000
+_LONGEST_PART = 64_000
+_MOST_SUSPICIOUS = 5
+_MOST_EARLIER = 5
 
 
 class ExitSeen(Struct, frozen=True):
@@ -49,49 +59,154 @@ class Diagnoser:
 
     def __init__(self, engine: str | None = None) -> None:
         self._matcher = Matcher(engine)
-        self._phases = Phases("vllm-log.toml")
-        self._tracebacks = Tracebacks()
-        self._first: dict[str, tuple[int, str, Hit]] = {}
+        self._start = StartLog(self._matcher)
+        self._ended: list[Seen] = []  # the root causes of the starts before, as far as known
+        self._starts = 0
+        self._number = 0
         self._lines = 0
         self._path: str | None = None
+        self._part = ""
+        self._plain: set[bytes] = set()
+        self._counts: dict[bytes, int] = {}
 
     @property
     def phase(self) -> str | None:
-        return self._phases.reached
-
-    def feed(self, line: str, number: int) -> None:
-        """``number``: of the line in its file, from 1."""
-        self._lines = number
-        read = read_line(line)
-        self._phases.begun_by(read.text)
-        frames = self._tracebacks.above(read)
-        for hit in self._matcher.hits(read.text, phase=self.phase, frames=frames):
-            self._first.setdefault(hit.signature.code, (number, read.text.strip(), hit))
+        return self._start.phase
 
     def begin_file(self, path: str | None) -> None:
         """What comes now is from another file: lines count from 1 again, and evidence names ``path``."""
-        self._path, self._lines = path, 0
+        self._path, self._number = path, 0
 
     def read(self, block: bytes) -> None:
-        """Whole lines of UTF-8; broken bytes are replaced."""
-        for line in block.decode("utf-8", "replace").split("\n")[: block.count(b"\n")]:
-            self.feed(line, self._lines + 1)
+        """Whole lines of UTF-8, each ended by a newline; broken bytes are replaced.
+
+        Most lines of a long log are like thousands before them. What differs between them are numbers, so a line
+        that said nothing is known again by its text without digits, and then not looked at.
+        """
+        plain = self._plain
+        lines = block.split(b"\n")
+        keys = block.translate(None, b"0123456789").split(b"\n")
+        if lines[-1] == b"":
+            lines.pop()
+        number = self._number
+        for place, line in enumerate(lines, 1):
+            key = keys[place - 1]
+            if key in plain:
+                continue
+            short = key.translate(None, b"abcdef") if len(key) > _SHORTEST_KEY else key
+            if short in plain:
+                continue
+            self._number = number + place - 1
+            if not self._take(line.decode("utf-8", "replace"), number + place):
+                self._forget(key, short)
+        self._lines += len(lines)
+        self._number = number + len(lines)
+
+    def feed(self, line: str, number: int) -> None:
+        """``number``: of the line in its file, from 1."""
+        self._lines += 1
+        self._number = number
+        self._take(line, number)
 
     def close(self, exit: ExitSeen | None = None) -> Diagnosis:
-        found = sorted(self._first.items(), key=lambda item: (item[1][2].signature.kind == "symptom", item[1][0]))
-        findings = tuple(_finding(*entry) for _, entry in found)
-        bad = any(item.severity == "error" for item in findings)
-        healthy = False if bad else True if self.phase == "serving" else None
-        messages = {code: entry[1] for code, entry in found}
-        return Diagnosis(healthy, replace(LogFacts(), lines=self._lines), findings, messages=messages)
+        """What the last start in the log came to."""
+        facts = replace(self._start.facts(), lines=self._lines, starts=self._starts)
+        seen, findings, notes = findings_of(self._start, facts.readings)
+        ended_for = _after_exit(findings, exit)
+        findings = [*ended_for, *findings]
+        notes += _earlier(self._starts, self._ended) + _contradictions(facts, findings, exit)
+        healthy = self._healthy(findings, exit)
+        messages: dict[str, str] = {}
+        for item in seen:
+            messages.setdefault(item.code, item.message)
+        for code in {_FREE, _HELD} - set(messages):
+            if other := messages.get(_FREE):
+                messages[code] = other
+        unexplained = (*self._start.suspicious, *self._start.errors) if not healthy and not _root(findings) else ()
+        return Diagnosis(healthy, facts, tuple(findings), tuple(notes), tuple(unexplained[:_MOST_SUSPICIOUS]), messages)
+
+    def _take(self, line: str, number: int) -> bool:
+        """Whether the line said anything. A progress bar is written over itself: each state is a line."""
+        told = False
+        for state in line.split("\r") if "\r" in line else (line,):
+            read = read_line(state)
+            if read.partial:
+                self._part = (self._part + read.text)[-_LONGEST_PART:]
+                told = True
+                continue
+            if self._part:
+                read.text, self._part = self._part + read.text, ""
+            if self._start.begins_anew(read.text):
+                self._next_start()
+            told |= self._start.take(read, number, self._path)
+        if not self._starts and told:
+            self._starts = 1
+        return told
+
+    def _next_start(self) -> None:
+        seen, findings, _ = findings_of(self._start, self._start.facts().readings)
+        root = findings[0].code if findings and findings[0].severity == "error" else None
+        if len(self._ended) < _MOST_EARLIER:
+            self._ended += [item for item in seen if item.code == root][:1]
+        self._starts += 1
+        self._start = StartLog(self._matcher)
+        self._plain.clear()
+        self._counts.clear()
+
+    def _forget(self, key: bytes, short: bytes) -> None:
+        """The next line like this one need not be looked at."""
+        if len(self._plain) >= _MOST_KEYS:
+            self._plain.clear()
+        self._plain.add(key)
+        self._plain.add(short)
+
+    def _healthy(self, findings: Sequence[Finding], exit: ExitSeen | None) -> bool | None:
+        if any(item.severity == "error" for item in findings):
+            return False
+        if exit is not None and (exit.code or exit.signal):
+            return False
+        if self._start.phase == SERVING:
+            return None if self._start.suspicious else True
+        return None
 
 
-def _finding(number: int, text: str, hit: Hit) -> Finding:
-    entry = hit.signature
-    return finding(
-        entry.code,
-        hit.sentence or f"It said: {text[:_MOST_EVIDENCE]}",
-        evidence=[Evidence("log", text[:_MOST_EVIDENCE], line=number)],
-        severity=entry.severity,
-        confidence=entry.confidence or ("likely" if entry.kind == "hint" else "certain"),
-    )
+def _root(findings: Sequence[Finding]) -> Finding | None:
+    """The finding that says why; None where none does."""
+    first = findings[0] if findings else None
+    return first if first is not None and first.severity == "error" and first.code != _MASK else None
+
+
+def _after_exit(findings: Sequence[Finding], exit: ExitSeen | None) -> list[Finding]:
+    if exit is None or exit.signal != _SIGKILL or not exit.oom_kills or any(f.code == _KILLED for f in findings):
+        return []
+    cause = f"The engine was killed by SIGKILL, and the kernel killed {exit.oom_kills} for lack of memory meanwhile."
+    return [finding(_KILLED, cause, evidence=[Evidence("host", "oom_kill grew")], confidence="likely")]
+
+
+def _earlier(starts: int, ended: Sequence[Seen]) -> list[str]:
+    if starts < 2:
+        return []
+    notes = [f"the log holds {starts} starts; the last one is meant"]
+    notes += [f"an earlier start ended with {item.code}, line {item.line}" for item in ended]
+    return notes
+
+
+def _contradictions(facts: LogFacts, findings: Sequence[Finding], exit: ExitSeen | None) -> list[str]:
+    """Where the log does not agree with itself or with how the process ended."""
+    notes: list[str] = []
+    readings = facts.readings
+    if readings.kv_tokens and readings.max_model_len and readings.max_concurrency:
+        told = readings.kv_tokens / readings.max_model_len
+        if abs(told - readings.max_concurrency) > 0.05 * max(told, readings.max_concurrency) + 0.01:
+            notes.append(
+                f"{readings.kv_tokens:,} tokens of cache are {told:.2f} requests of {readings.max_model_len:,} tokens, "
+                f"and the log says {readings.max_concurrency:.2f}: tokens of a hybrid model do not all cost the same"
+            )
+    if exit is not None and exit.code == 0 and not exit.signal and _root(findings) is not None:
+        notes.append("the process ended with exit code 0 although the log names a cause")
+    if exit is not None and exit.signal:
+        notes.append(f"the process was ended by signal {exit.signal}")
+    asked = facts.launch.flags.get("--max-model-len") if facts.launch is not None else None
+    if isinstance(asked, int) and readings.max_model_len and 0 < asked != readings.max_model_len:
+        notes.append(f"--max-model-len {asked} was given, and the engine ran with {readings.max_model_len}")
+    return notes

@@ -10,7 +10,7 @@ from functools import cache
 
 from msgspec import Struct, convert
 
-from loadmaster.core.logtext import Tracebacks, read_line
+from loadmaster.core.logtext import Tracebacks, Windows, read_line
 from loadmaster.core.signatures import Matcher, signatures
 from loadmaster.core.tables import load_toml
 
@@ -26,10 +26,11 @@ class Phase(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grammar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``engine``: whose signatures the log is searched for."""
+    """``engine``: whose signatures the log is searched for. ``starts``: any of them in a line begins another start."""
 
     source: str
     engine: str
+    starts: tuple[str, ...] = ()
     phase: tuple[Phase, ...] = ()
 
 
@@ -40,9 +41,10 @@ def grammar(name: str) -> Grammar:
 
 
 class Phases:
-    """The phases of one start, in order. ``reached``: the latest."""
+    """The phases of one start, in order. ``name``: of the grammar. ``reached``: the latest."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._phases = grammar(name).phase
         self._order = {phase.name: place for place, phase in enumerate(self._phases)}
         self.reached: str | None = None
@@ -59,6 +61,11 @@ class Phases:
                 return phase.name
         return None
 
+    def to_last(self) -> str:
+        """The start has come to its end, as something else than a phase's line has shown."""
+        self.reached = self._phases[-1].name
+        return self.reached
+
 
 class LogReader:
     """Reads one run's log.
@@ -71,6 +78,7 @@ class LogReader:
         self._phases = Phases(name)
         self._matcher = Matcher(grammar(name).engine)
         self._tracebacks = Tracebacks()
+        self._windows = Windows()
         self.cause: str | None = None
         self.weak_cause: str | None = None
         self.cause_line: str | None = None
@@ -87,10 +95,13 @@ class LogReader:
         """The code that this line shows."""
         read = read_line(line)
         frames = self._tracebacks.above(read)
-        for hit in self._matcher.hits(read.text, phase=self.reached, frames=frames):
+        match = self._matcher.match(
+            read.text, before=self._windows.before(read), phase=self.reached, frames=frames, source=read.source
+        )
+        for hit in match.hits:
             entry = hit.signature
             if entry.kind in ("cause", "symptom"):
-                self._remember(entry.code, entry.kind == "symptom", read.text)
+                self._remember(entry.code, entry.kind == "symptom", read.whole)
                 return entry.code
         return None
 

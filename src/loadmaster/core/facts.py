@@ -315,7 +315,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 class EngineFacts(Struct, frozen=True):
     """Engine and version. ``version`` None: unknown, the newest known rules are used and said."""
 
-    name: Literal["vllm", "llamacpp"] = "vllm"
+    name: Literal["vllm", "llamacpp", "sglang", "lmdeploy"] = "vllm"
     version: str | None = None
 
 

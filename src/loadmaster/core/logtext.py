@@ -1,30 +1,186 @@
-"""A line of a log apart from what others have put around it: colours, who wrote it, when, and through which program."""
+"""A line of a log apart from what others have put around it: colours, quotation, time, and through which program.
+
+Around the message of an engine may stand, from the outside in: a mail's or an issue's ``> ``, docker's JSON, the
+prefixes of docker compose, journald, Kubernetes (CRI, ``--prefix``, ``--timestamps``) and Ray, then what the engine
+itself writes: process, level, time, source file.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import deque
+from datetime import date
 
-from msgspec import Struct
+from msgspec import DecodeError, Struct
+from msgspec.json import decode
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_SPEAKER = re.compile(r"^\(?(\S+ (?:rank=\d+|pid=\d+))\)")
-LONGEST_LINE = 4000
+LONGEST_LINE = 16_000
+_LONGEST_END = 4_000
+_LONGEST_FRAME = 400
 _FRAMES_KEPT = 200
 _SPEAKERS_KEPT = 64
+_LONGEST_WINDOW = 1_500
+_MOST_PREFIXES = 12
+
+_COLOUR = re.compile(
+    r"(?:\x1b|\^\[|\\x1b|\\u001b|\\033|#033|#x1b|␛)(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9])"
+    r"|\[(?:\d{1,3};)+\d{1,3}m|\[\d{1,2}m",  # the second: copied without its escape
+    re.IGNORECASE,
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]")
+_DAY = r"\d{4}-\d\d-\d\d"
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_ISO = rf"(?P<iso>{_DAY}[T ]{_CLOCK})(?:\s?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
+_FILE = r"[\w./\\<>-]*\w\.(?:py|cpp|cc|cu|cuh|rs|h):\d+"
+
+# Each is tried at the front of what is left, until none fits.
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"[ \t]{0,3}>(?:[ \t]|(?=[^\w]))",
+        # docker compose
+        r"[A-Za-z0-9][\w.-]{0,60}\s*\|(?:\s|$)",
+        # kubectl logs --prefix, stern
+        r"\[pod/[^\]\s]+\]\s?",
+        r"[a-z0-9][a-z0-9.-]*-[a-z0-9]{4,10}-[a-z0-9]{5} [a-z0-9.-]+ (?=\S)",
+        # CRI
+        rf"(?P<cri>{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) (?P<part>[FP])(?::[A-Z]+)? ",
+        # journald and syslog
+        rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) [\w./@:-]+(?:\[\d+\])?: ?",
+        rf"{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:?\d\d) [\w.-]+ [\w./@-]+\[\d+\]: ?",
+        # SGLang
+        rf"\[(?P<sglang>{_DAY} {_CLOCK})(?P<ranks>(?: (?:DP|PP|TP|EP|ATTN_TP|ATTN_CP)\d+)*)\] ?",
+        # LMDeploy and others that use Python's logging
+        rf"{_ISO} - (?P<logger>[\w.]+) - {_LEVEL} - (?:(?P<source>{_FILE}) - )?",
+        rf"\[?{_ISO}\]?(?:\s+\[?{_LEVEL}\]?(?:[ :]|$))?(?: ?(?:[\w.]+(?:::[\w.]+)+|[\w.-]*\[\d+\]): )?\s?",
+        rf"{_LEVEL} (?P<when>\d\d-\d\d {_CLOCK}) "
+        r"(?:\[(?P<source>[^\]]{0,200})\]|(?P<old_source>[\w./<>-]+:\d+)\])(?: |$)",
+        rf"{_LEVEL} (?:{_ISO} )?\[(?P<source>{_FILE})\](?: |$)",
+        rf"(?<!\w){_LEVEL}:[ \t]{{1,5}}",
+        rf"\[(?P<source>{_FILE})\](?: |$)",
+        # torch
+        rf"\[(?P<letter>[DIWEF])\d{{3,4}} {_CLOCK} (?P<source>{_FILE})\] ?",
+        # glog
+        rf"(?P<letter>[IWEF])\d{{4}} {_CLOCK}\s+\d+ (?P<source>{_FILE})\] ?",
+        # llama.cpp
+        r"\d+\.\d\d\.\d{3}\.\d{3} (?P<letter>[DIWE]) ",
+        # who speaks: vLLM, Ray, torchrun; the opening bracket may be cut off
+        r"\(?(?P<speaker>(?:APIServer|ApiServer|EngineCore|DPEngineCore|Worker|VllmWorker|RayWorker|PatchedvLLM)\w*"
+        r"(?: (?:TP\d+|PP\d+|DP\d+))*(?:[ ,]+(?:rank|pid|ip)=[\w.:]+)*)\)(?: |$)",
+        r"\((?P<speaker>[A-Za-z_][\w.:-]*(?:\([^)]*\))?(?: [\w.:-]+)?"
+        r"(?:,? (?:rank|pid|ip)=[\w.:]+)+(?:, ip=[\w.:]+)?)\)(?: |$)",
+        r"\[(?P<rank>rank ?\d+)\]:(?: |(?=\[)|$)",
+        r"\[(?P<rank>Stage-\d+|TP\d+|DP\d+(?: TP\d+)?)\] ?",
+        r"│ ?",
+        r"\^C",
+    )
+)
+_LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTICE": "INFO", "TRACE": "DEBUG"}
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LEAP_YEAR = 2024  # has every day
+_TEXT_KEYS = ("log", "MESSAGE", "message", "msg", "line", "textPayload")
 
 
-class LogLine(Struct, frozen=True):
-    """``text``: the line without colours. ``speaker``: the process that wrote it, "" where it does not say."""
+class LogLine(Struct):
+    """``text``: the message, indented as it was; ``whole``: with who wrote it when. ``headed``: the engine wrote a prefix of its own before it.
+
+    ``speaker``: the process that wrote it, "" where the line does not say. ``source``: "gpu_worker.py:508" or "".
+    ``level``: DEBUG, INFO, WARNING, ERROR, CRITICAL or "". ``at``: seconds since the year began, by the engine's own
+    clock if ``own_clock``, else by that of a program around it.
+    ``partial``: the container runtime has cut the line here.
+    """
 
     text: str
-    speaker: str
+    whole: str = ""
+    speaker: str = ""
+    source: str = ""
+    level: str = ""
+    at: float | None = None
+    own_clock: bool = False
+    headed: bool = False
+    partial: bool = False
 
 
 def read_line(line: str) -> LogLine:
-    text = _COLOUR.sub("", line[:LONGEST_LINE])
-    found = _SPEAKER.match(text)
-    return LogLine(text, found.group(1) if found else "")
+    """The parts of a line; what is longer than people write is cut in its middle."""
+    if len(line) > LONGEST_LINE + _LONGEST_END:
+        line = line[:LONGEST_LINE] + " " + line[-_LONGEST_END:]
+    text = _without_colours(line.rstrip("\r\n"))
+    read = LogLine(text, text)
+    if text.startswith("{") and (inner := _unpacked(text)) is not None:
+        text = _without_colours(inner.rstrip("\r\n"))
+    outer: float | None = None
+    for _ in range(_MOST_PREFIXES):
+        found = next((match for prefix in _PREFIXES if (match := prefix.match(text)) is not None), None)
+        if found is None or not found.end():
+            break
+        outer = _take(read, found.groupdict(), outer)
+        text = text[found.end() :]
+    read.text = text
+    read.own_clock = read.at is not None
+    if read.at is None:
+        read.at = outer
+    return read
+
+
+def _take(read: LogLine, groups: dict[str, str | None], outer: float | None) -> float | None:
+    """Keep what a prefix says; returns the time that the programs around the engine gave."""
+    if (speaker := groups.get("speaker")) is not None:
+        read.speaker, read.headed = speaker, True
+    if (rank := groups.get("rank")) is not None:
+        read.speaker, read.headed = read.speaker or rank, True
+    if (ranks := groups.get("ranks")) is not None:
+        read.speaker, read.headed = ranks.strip(), True
+    if (source := groups.get("source") or groups.get("old_source")) is not None:
+        read.source, read.headed = source, True
+    letter = groups.get("letter")
+    level = _LETTERS[letter] if letter else groups.get("level")
+    if level:
+        read.level, read.headed = _LEVELS.get(level, level), True
+    if groups.get("part") == "P":
+        read.partial = True
+    if (when := groups.get("when")) is not None:
+        read.at = _seconds(when[:2], when[3:5], when[6:])
+    elif (when := groups.get("sglang")) is not None:
+        read.at = _iso(when)
+    elif (when := groups.get("iso") or groups.get("cri")) is not None:
+        outer = _iso(when)
+    elif (when := groups.get("syslog")) is not None:
+        outer = _seconds(str(_MONTHS.index(when[:3]) + 1) if when[:3] in _MONTHS else "", when[4:6], when[7:])
+    return outer
+
+
+def _without_colours(text: str) -> str:
+    if "\x1b" in text or "[" in text or "\\" in text or "^" in text:
+        text = _COLOUR.sub("", text)
+    return _CONTROL.sub("", text)
+
+
+def _unpacked(text: str) -> str | None:
+    """The message in a line of JSON, as docker, journald and collectors of logs write it."""
+    try:
+        record = decode(text)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(record, dict) or "error" in record:
+        return None
+    return next((value for key in _TEXT_KEYS if isinstance(value := record.get(key), str)), None)
+
+
+def _iso(text: str) -> float | None:
+    return _seconds(text[5:7], text[8:10], text[11:])
+
+
+def _seconds(month: str, day: str, clock: str) -> float | None:
+    """Seconds since the year began; engines do not write the year, so no year counts."""
+    try:
+        hour, minute, second = clock.replace(",", ".").split(":")
+        days = date(_LEAP_YEAR, int(month), int(day)).toordinal() - date(_LEAP_YEAR, 1, 1).toordinal()
+        return days * 86400 + int(hour) * 3600 + int(minute) * 60 + float(second)
+    except ValueError:
+        return None
 
 
 class Tracebacks:
@@ -40,6 +196,30 @@ class Tracebacks:
         frames = self._frames.setdefault(line.speaker, deque(maxlen=_FRAMES_KEPT))
         if "Traceback (most recent call last)" in line.text:
             frames.clear()
-        elif 'File "' in line.text or "    " in line.text:
-            frames.append(line.text)
+        if is_frame(line.text):
+            frames.append(line.text[:_LONGEST_FRAME])
         return frames
+
+
+def is_frame(text: str) -> bool:
+    """Whether the line belongs to a traceback: a file and function, or the source line under it."""
+    return 'File "' in text or "    " in text or 'File \\"' in text or ".py:" in text
+
+
+class Windows:
+    """What each process wrote before a line, so that a wording broken over lines can be put together again."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._before: dict[str, str] = {}
+
+    def before(self, line: LogLine) -> str:
+        """The text that this line may go on from."""
+        key = line.speaker if line.headed else self._last
+        before = self._before.get(key, "")
+        if key not in self._before and len(self._before) >= _SPEAKERS_KEPT:
+            self._before.pop(next(iter(self._before)))
+        joined = line.text if line.headed else f"{before}\n{line.text}"
+        self._before[key] = joined[-_LONGEST_WINDOW:]
+        self._last = key
+        return before

@@ -19,6 +19,7 @@ that several signatures use) and ``[[signature]]`` entries::
     under = ["init_device"]                  #   and any of these
     unless = ["CPU"]                         # none of these in the message
     unless_frames = ["profile_run"]          # nor in the traceback
+    stuck = true                             # only where the start went no further: no phase began after it
     group = "out-of-memory"                  # of one group, the first entry that holds for a message counts
     kind = "cause"
     yields_to = ["shm-too-small"]            # not reported where one of these codes was found as well
@@ -89,6 +90,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     under: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     unless_frames: tuple[str, ...] = ()
+    stuck: bool = False
     group: str | None = None
     kind: Kind = "cause"
     yields_to: tuple[str, ...] = ()
@@ -139,38 +141,64 @@ def squeezed(text: str) -> str:
     return text.lower().translate(_DROPPED)
 
 
+class Match(Struct, frozen=True):
+    """``hits``: the signatures that hold. ``waiting``: those whose ``pattern`` may come with the next line."""
+
+    hits: tuple[Hit, ...] = ()
+    waiting: tuple[Signature, ...] = ()
+
+
 class Matcher:
     """Finds the signatures that hold for a message."""
 
     def __init__(self, engine: str | None = None) -> None:
-        self._rules = [_Rule(entry) for entry in signatures(engine)]
-        by_text: dict[str, list[_Rule]] = {}
-        for rule in self._rules:
+        self._rules = tuple(_Rule(entry) for entry in signatures(engine))
+        by_text: dict[str, list[tuple[int, _Rule]]] = {}
+        for place, rule in enumerate(self._rules):
             for text in rule.texts:
-                by_text.setdefault(text, []).append(rule)
-        self._by_text = sorted(by_text.items())
-        self._order = {id(rule): place for place, rule in enumerate(self._rules)}
+                by_text.setdefault(text, []).append((place, rule))
+        self._by_text = tuple(by_text.items())
+        self._longest = max((len(text) for text in by_text), default=1)
 
-    def hits(self, message: str, *, phase: str | None, frames: Sequence[str], start: int = 0) -> tuple[Hit, ...]:
-        """``start``: only wordings that end behind this place of the message, which earlier lines filled."""
-        text = squeezed(message)
-        seen = len(squeezed(message[:start])) if start else 0
+    def match(
+        self, text: str, *, before: str = "", phase: str | None, frames: Iterable[str], source: str = ""
+    ) -> Match:
+        """``before``: what the same process wrote before; a wording may begin there, but ends in ``text``.
+
+        ``frames``: the traceback above; ``source``: the file that wrote the line, which counts as a frame.
+        """
+        new = squeezed(text)
+        old = squeezed(before)[-self._longest :] if before else ""
+        whole = old + new
         found: dict[int, _Rule] = {}
         for wording, rules in self._by_text:
-            if wording in text and text.rfind(wording) + len(wording) > seen:
-                found |= {self._order[id(rule)]: rule for rule in rules}
+            if wording in whole and (not old or whole.rfind(wording) + len(wording) > len(old)):
+                found.update(rules)
+        if not found:
+            return _NONE
+        above = (*frames, source) if source else tuple(frames)
+        messages = (text,) if not before else (text, f"{before} {text}", before + text)
         hits: list[Hit] = []
+        waiting: list[Signature] = []
         groups: set[str] = set()
         for _, rule in sorted(found.items()):
             group = rule.signature.group
-            if group is not None and group in groups:
+            if (group is not None and group in groups) or not rule.holds(whole, new, phase or "", above):
                 continue
-            values = rule.values(message, text, phase or "", frames)
-            if values is not None:
-                hits.append(Hit(rule.signature, values))
-                if group is not None:
-                    groups.add(group)
-        return tuple(hits)
+            values = rule.values(messages)
+            if values is None:
+                waiting.append(rule.signature)
+                continue
+            hits.append(Hit(rule.signature, values))
+            if group is not None:
+                groups.add(group)
+        return Match(tuple(hits), tuple(waiting))
+
+    def completed(self, signature: Signature, message: str) -> Hit | None:
+        """The hit of a waiting signature, or of one with more of its numbers, now that the message is longer."""
+        rule = next(rule for rule in self._rules if rule.signature is signature)
+        values = rule.values((message, message.replace("\n", " "), message.replace("\n", "")))
+        return None if values is None else Hit(signature, values)
 
 
 class _Rule:
@@ -183,26 +211,35 @@ class _Rule:
         self._pattern = re.compile(signature.pattern, re.IGNORECASE) if signature.pattern else None
         self._numbers = re.compile(signature.numbers, re.IGNORECASE) if signature.numbers else None
 
-    def values(self, message: str, text: str, phase: str, frames: Sequence[str]) -> dict[str, str] | None:
-        """What the named groups caught; None where the signature does not hold."""
+    def holds(self, whole: str, new: str, phase: str, frames: Sequence[str]) -> bool:
+        """Whether all but the pattern holds. ``whole``, ``new``: the message with and without what came before."""
         entry = self.signature
         if entry.phases and phase not in entry.phases:
-            return None
-        if any(part in text for part in self._unless):
-            return None
+            return False
+        if any(part in (new if any(text in new for text in self.texts) else whole) for part in self._unless):
+            return False
         if any(parts and not _any_in(parts, frames) for parts in (entry.frames, entry.under)):
-            return None
-        if entry.unless_frames and _any_in(entry.unless_frames, frames):
-            return None
+            return False
+        return not (entry.unless_frames and _any_in(entry.unless_frames, frames))
+
+    def values(self, messages: Sequence[str]) -> dict[str, str] | None:
+        """What the named groups caught in the first message that has them; None where the pattern is in none."""
         values: dict[str, str] = {}
         if self._pattern is not None:
-            found = self._pattern.search(message)
+            found = _first(self._pattern, messages)
             if found is None:
                 return None
             values |= _caught(found)
-        if self._numbers is not None and (found := self._numbers.search(message)) is not None:
+        if self._numbers is not None and (found := _first(self._numbers, messages)) is not None:
             values |= _caught(found)
         return values
+
+
+def _first(pattern: re.Pattern[str], messages: Sequence[str]) -> re.Match[str] | None:
+    return next((found for message in messages if (found := pattern.search(message)) is not None), None)
+
+
+_NONE = Match()
 
 
 def _caught(found: re.Match[str]) -> dict[str, str]:
