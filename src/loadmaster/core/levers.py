@@ -22,6 +22,7 @@ from typing import Any
 from msgspec import Struct
 
 from loadmaster.core.facts import LoadSheet
+from loadmaster.core.flagtable import flag_table
 from loadmaster.core.pictures import picture_rules
 from loadmaster.core.replanning import SHORTEST_CONTEXT, Case, divides, longest_in, no_video, picture_cap
 from loadmaster.core.sheet import Plan
@@ -53,7 +54,8 @@ def gentlest(case: Case, lever: str, plan: Plan, sheet: LoadSheet, holds: Holds)
     What holds with one value holds with every harsher one, so few of them are planned; but a smaller share of the
     card can be too small, and is looked for step by step.
     """
-    values = list(_LEVERS[lever](case, plan, sheet))
+    known = flag_table(case.engine.version).options
+    values = [changes for changes in _LEVERS[lever](case, plan, sheet) if all(flag in known for flag in changes)]
     if not values:
         return None
     if lever in _STEP_BY_STEP:

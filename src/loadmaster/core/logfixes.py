@@ -15,7 +15,7 @@ from msgspec import Struct, convert, structs
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.changecosts import costs
 from loadmaster.core.diagnosis import Diagnosis
-from loadmaster.core.facts import Fix, GpuFacts, LoadSheet, ModelFacts
+from loadmaster.core.facts import Finding, Fix, GpuFacts, LoadSheet, ModelFacts
 from loadmaster.core.levers import Found, gentlest
 from loadmaster.core.logcase import LogCase, case_of
 from loadmaster.core.logcorrection import Seen, Stage, correction, seen_in
@@ -26,6 +26,7 @@ from loadmaster.core.sheet import Plan
 from loadmaster.core.tables import load_toml
 from loadmaster.core.valuefixes import value_fixes
 from loadmaster.core.verdict import gib, starts_of
+from loadmaster.core.wrongadvice import wrong_advice
 
 _ENOUGH = 2  # planned fixes of one cause
 _MOST = 5  # fixes of one cause
@@ -64,7 +65,26 @@ def with_fixes(diagnosis: Diagnosis, model: ModelFacts | None, gpus: Sequence[Gp
         if note is not None and place == 0:
             notes.append(note)
         findings[place] = structs.replace(item, fixes=_joined(fixes, item.fixes))
+    findings += _wrong_advice(diagnosis, model)
     return structs.replace(diagnosis, findings=tuple(findings), notes=(*diagnosis.notes, *notes))
+
+
+def _wrong_advice(diagnosis: Diagnosis, model: ModelFacts | None) -> tuple[Finding, ...]:
+    """Remedies in the launch that do not help against the root cause; none where nothing failed."""
+    first = next(iter(diagnosis.findings), None)
+    if first is None or first.severity != "error":
+        return ()
+    case = case_of(diagnosis, first, model, None)
+    said = [item.code for item in diagnosis.findings]
+    return wrong_advice(case.launch, first.code, _is_quantised(case), said)
+
+
+def _is_quantised(case: LogCase) -> bool | None:
+    if case.facts.quantization is not None:
+        return case.facts.quantization.lower() not in ("none", "null", "")
+    if case.model is not None:
+        return case.model.quantization.method is not None
+    return True if case.launch.flags.get("--quantization") else None
 
 
 def _computed(case: LogCase) -> tuple[list[Fix], str | None]:
