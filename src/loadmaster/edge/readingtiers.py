@@ -1,6 +1,7 @@
 """How readings are kept: every second for an hour, then in slots of 10 s, 60 s and 600 s, one column a series.
 
-A tier is filled from the finer one when a whole block of it has passed, and loses what is older than it keeps.
+Every ten minutes all tiers are brought up to date from the readings of every second. A block is a row of one series;
+the newest is written again until it is full.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import sqlite3
 import zlib
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 from msgspec import Struct
 
@@ -26,13 +26,10 @@ class Tier(Struct, frozen=True):
     block: int
     keep: int
 
-    @property
-    def slots(self) -> int:
-        return self.block // self.step
 
-
-# the finest first; each block is a whole number of blocks of the one before
-TIERS = (Tier(10, 600, 26 * HOUR), Tier(60, HOUR, 8 * DAY), Tier(600, 6 * HOUR, 62 * DAY))
+# the finest first; every step is a whole number of the steps before, and divides ROUND
+TIERS = (Tier(10, HOUR, 26 * HOUR), Tier(60, 6 * HOUR, 8 * DAY), Tier(600, 2 * DAY, 62 * DAY))
+ROUND = 600
 KEEP_SECONDS = HOUR  # of readings of every second
 
 
@@ -56,30 +53,30 @@ class Tiers:
         source = self._number(database, self._source)
         layout = self._number(database, "\n".join(names))
         database.execute("INSERT OR REPLACE INTO reading VALUES (?, ?, ?, ?)", (source, at, layout, content))
-        if self._next_look is None or at >= self._next_look or at < self._next_look - 2 * TIERS[0].block:
+        if self._next_look is None or at >= self._next_look or at < self._next_look - 2 * ROUND:
             self.consolidate(database, at)
-            block = TIERS[0].block
-            self._next_look = (at // block + 1) * block
+            self._next_look = (at // ROUND + 1) * ROUND
 
     def consolidate(self, database: sqlite3.Connection, now: float) -> None:
-        """Fill the blocks that have passed, and drop what is too old."""
+        """Bring the tiers up to date, and drop what is too old."""
         source = self._number(database, self._source)
-        fine = TIERS[0]
         oldest = database.execute("SELECT min(at) FROM reading WHERE source = ?", (source,)).fetchone()[0]
         if oldest is None:
             return
-        begin = self._begin(database, source, fine, oldest)
-        while begin + fine.block <= now:
-            self._fill_from_readings(database, source, fine, begin)
-            begin += fine.block
+        begin = self._begin(database, source, oldest)
+        while begin + ROUND <= now:
+            for name, slots in second_slots(database, source, begin, begin + ROUND, TIERS[0].step).items():
+                number = self._number(database, name)
+                self._register(database, source, number)
+                for tier in TIERS:
+                    self._put(database, source, tier, number, begin, coarser(slots, tier.step // TIERS[0].step))
+            begin += ROUND
             later = database.execute(
                 "SELECT min(at) FROM reading WHERE source = ? AND at >= ?", (source, begin)
             ).fetchone()[0]
-            if later is not None:  # a time without any reading needs no block
-                begin = max(begin, int(later // fine.block) * fine.block)
-        self._until(database, source, fine, begin)
-        for finer, tier in pairwise(TIERS):
-            self._fill_from_slots(database, source, finer, tier, now)
+            if later is not None:  # a time without any reading needs no slots
+                begin = max(begin, int(later // ROUND) * ROUND)
+        database.execute("UPDATE tier SET until = ? WHERE source = ?", (begin, source))
         database.execute("DELETE FROM reading WHERE source = ? AND at < ?", (source, begin - KEEP_SECONDS))
         for tier in TIERS:
             since = int((now - tier.keep) // tier.block) * tier.block
@@ -90,51 +87,34 @@ class Tiers:
                 "UPDATE tier SET since = max(since, ?) WHERE source = ? AND step = ?", (since, source, tier.step)
             )
 
-    def _begin(self, database: sqlite3.Connection, source: int, tier: Tier, oldest: float) -> int:
-        row = database.execute("SELECT until FROM tier WHERE source = ? AND step = ?", (source, tier.step)).fetchone()
-        begin = int(oldest // tier.block) * tier.block
-        if row is None:
+    def _begin(self, database: sqlite3.Connection, source: int, oldest: float) -> int:
+        row = database.execute("SELECT min(until) FROM tier WHERE source = ?", (source,)).fetchone()
+        if row[0] is not None:
+            return int(row[0])
+        begin = int(oldest // ROUND) * ROUND
+        for tier in TIERS:
             database.execute("INSERT INTO tier VALUES (?, ?, ?, ?)", (source, tier.step, begin, begin))
-            return begin
-        return int(row[0])
+        return begin
 
-    def _until(self, database: sqlite3.Connection, source: int, tier: Tier, until: int) -> None:
-        database.execute("UPDATE tier SET until = ? WHERE source = ? AND step = ?", (until, source, tier.step))
-
-    def _fill_from_readings(self, database: sqlite3.Connection, source: int, tier: Tier, begin: int) -> None:
-        for name, slots in second_slots(database, source, begin, begin + tier.block, tier.step).items():
-            self._put(database, source, tier, name, begin, slots)
-
-    def _fill_from_slots(self, database: sqlite3.Connection, source: int, finer: Tier, tier: Tier, now: float) -> None:
-        since, until = database.execute(
-            "SELECT since, until FROM tier WHERE source = ? AND step = ?", (source, finer.step)
-        ).fetchone()
-        begin = self._begin(database, source, tier, since)
-        factor = tier.step // finer.step
-        while begin + tier.block <= until:
-            rows = database.execute(
-                "SELECT series, begin, content FROM slots WHERE source = ? AND step = ? AND begin >= ? AND begin < ?",
-                (source, finer.step, begin, begin + tier.block),
-            ).fetchall()
-            wide: dict[int, Slots] = {}
-            for series, at, content in rows:
-                slots = wide.setdefault(series, Slots.empty(tier.block // finer.step))
-                slots.put((at - begin) // finer.step, unpack(content))
-            for series, slots in wide.items():
-                self._put(database, source, tier, series, begin, coarser(slots, factor))
-            begin += tier.block
-        self._until(database, source, tier, begin)
-
-    def _put(
-        self, database: sqlite3.Connection, source: int, tier: Tier, series: str | int, begin: int, slots: Slots
-    ) -> None:
-        number = series if isinstance(series, int) else self._number(database, series)
+    def _register(self, database: sqlite3.Connection, source: int, number: int) -> None:
         if number not in self._registered:
             database.execute("INSERT OR IGNORE INTO series VALUES (?, ?)", (source, number))
             self._registered.add(number)
-        database.execute(
-            "INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", (source, tier.step, number, begin, pack(slots))
-        )
+
+    def _put(
+        self, database: sqlite3.Connection, source: int, tier: Tier, series: int, begin: int, slots: Slots
+    ) -> None:
+        block = begin // tier.block * tier.block
+        key = (source, tier.step, series, block)
+        row = database.execute(
+            "SELECT content FROM slots WHERE source = ? AND step = ? AND series = ? AND begin = ?", key
+        ).fetchone()
+        place = (begin - block) // tier.step
+        whole = Slots.empty(place + len(slots))
+        if row is not None:
+            whole.put(0, unpack(row[0]))
+        whole.put(place, slots)
+        database.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?)", (*key, pack(whole)))
 
     def _number(self, database: sqlite3.Connection, text: str) -> int:
         number = self._numbers.get(text)

@@ -34,9 +34,9 @@ class StoredRun(Struct, frozen=True, kw_only=True):
 class Column(Struct, frozen=True):
     """One series, a value for each point; None: not read then."""
 
-    low: list[float | None]
-    mean: list[float | None]
-    high: list[float | None]
+    low: Sequence[float | None]
+    mean: Sequence[float | None]
+    high: Sequence[float | None]
 
 
 class Readings(Struct, frozen=True, kw_only=True):
@@ -206,25 +206,24 @@ def _readings(
     begin = math.floor(since / step) * step
     count = math.ceil((until - begin) / step)
     end = begin + count * step
+    if step == 1:
+        return _single(database, source, begin, end, wanted)
     found: dict[str, Slots] = {}
-    # the coarser tiers know what is too old for the others, the finer ones what is too new
+    # What is too old for the wanted tier stands in a coarser one, what is too new in none.
     cursor = begin
     for place in range(len(TIERS) - 1, -1, -1):
         tier = TIERS[place]
-        if tier.step not in bounds:
+        if tier.step < step or tier.step not in bounds:
             continue
         stop = min(end, bounds[tier.step][1])
-        if tier.step > step and place > 0 and TIERS[place - 1].step in bounds:
+        if tier.step > step:
             stop = min(stop, bounds[TIERS[place - 1].step][0])
         if stop <= cursor:
             continue
         for number, name in numbers.items():
             for at, slots in _blocks(database, source, tier.step, number, cursor - tier.block, stop):
-                fitted = _split(slots, tier.step // step) if tier.step > step else coarser(slots, step // tier.step)
-                found.setdefault(name, Slots.empty(count)).put((at - begin) // step, fitted)
+                found.setdefault(name, Slots.empty(count)).put((at - begin) // step, _split(slots, tier.step // step))
         cursor = stop
-    if step == 1 and cursor == begin:
-        return _single(database, source, begin, end, wanted)
     if cursor < end:
         for name, slots in second_slots(database, source, cursor, end, step, wanted).items():
             found.setdefault(name, Slots.empty(count)).put((cursor - begin) // step, slots)
@@ -265,6 +264,8 @@ def _single(database: sqlite3.Connection, source: int, since: int, until: int, w
 
 def _split(slots: Slots, by: int) -> Slots:
     """The same in slots that are ``by`` times as narrow, each value standing for all of its slot."""
+    if by == 1:
+        return slots
     low, mean, high = (
         array("f", (value for value in column for _ in range(by))) for column in (slots.low, slots.mean, slots.high)
     )
@@ -272,6 +273,8 @@ def _split(slots: Slots, by: int) -> Slots:
 
 
 def _column(slots: Slots) -> Column:
+    if math.isfinite(math.fsum(slots.mean)):  # no gap
+        return Column(slots.low.tolist(), slots.mean.tolist(), slots.high.tolist())
     low, mean, high = (
         [value if math.isfinite(value) else None for value in column] for column in (slots.low, slots.mean, slots.high)
     )

@@ -65,6 +65,8 @@ def connect(path: Path, migrations: tuple[str, ...] = MIGRATIONS, *, check: bool
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
+        if schema_of(database) > len(MIGRATIONS):
+            raise SchemaTooNew(f"schema {schema_of(database)} of a newer release; this one reads {len(MIGRATIONS)}")
         database.execute("PRAGMA foreign_keys = ON")
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")
         database.execute("PRAGMA journal_mode = WAL")

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from loadmaster.core.facts import Finding, LoadSheet
+from loadmaster.core.observation import Snapshot
 from loadmaster.core.runrecord import RunEnding, RunRecord
+from loadmaster.core.series import values_of
 from loadmaster.edge.readingtiers import Tiers
 from loadmaster.edge.runquery import RunQuery
 from loadmaster.edge.runschema import SchemaTooNew, connect, is_damaged, set_aside
@@ -51,6 +53,7 @@ class RunStore:
         self.query = RunQuery(path)
         self._report = report
         self._said: set[str] = set()
+        self._before: Snapshot | None = None
         self._work: queue.Queue[tuple[Work, Future[Any] | None] | None] = queue.Queue(_QUEUE)
         self._thread = threading.Thread(target=self._write, name="run-store", daemon=True)
         self._thread.start()
@@ -80,6 +83,13 @@ class RunStore:
                 "UPDATE run SET ended = ?, message = ?, code = ? WHERE number = ?", values
             )
         )
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keep the readings of one moment."""
+        values = values_of(snapshot, self._before)
+        self._before = snapshot
+        if values:
+            self.add_values(snapshot.at, values)
 
     def add_values(self, at: float, values: Mapping[str, float | None]) -> None:
         """Keep one reading of all series, by their names; None: not read."""
