@@ -112,7 +112,7 @@ def upto(phase: str) -> str:
         ("capturing", ("capture_model", "torch/cuda/graphs.py"), "oom-cudagraph-capture"),
         ("capturing", (), "oom-cudagraph-capture"),
         ("serving", ("execute_model", "visual"), "oom-runtime"),
-        ("cache", ("something_else",), None),
+        ("cache", ("something_else",), "oom-cudagraph-capture"),
     ],
 )
 def test_out_of_memory_is_told_apart_by_its_place(phase: str, frames: tuple[str, ...], code: str | None) -> None:

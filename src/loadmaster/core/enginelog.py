@@ -16,7 +16,10 @@ from loadmaster.core.tables import load_toml
 
 
 class Phase(Struct, frozen=True, forbid_unknown_fields=True):
-    """``texts``: any of them in a line begins the phase. ``after``: only once that phase was reached."""
+    """``texts``: any of them in a line begins the phase. ``after``: only once that phase was reached.
+
+    In a log without its beginning, where no phase was seen yet, ``after`` does not hold one back.
+    """
 
     name: str
     words: str
@@ -54,7 +57,7 @@ class Phases:
         here = -1 if self.reached is None else self._order[self.reached]
         for place in range(len(self._phases) - 1, here, -1):
             phase = self._phases[place]
-            if phase.after is not None and here < self._order[phase.after]:
+            if phase.after is not None and 0 <= here < self._order[phase.after]:
                 continue
             if any(part in text for part in phase.texts):
                 self.reached = phase.name
