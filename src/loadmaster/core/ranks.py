@@ -7,6 +7,7 @@ holds more than the budget: the context beside it, and what the allocator reserv
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
@@ -24,6 +25,7 @@ from loadmaster.core.architectures import family_of
 from loadmaster.core.calibration import constant
 from loadmaster.core.enginerules import EngineRules
 from loadmaster.core.facts import Amount, CacheLayout, GpuFacts, ImagePlan, ModelFacts, RankWeights, Settings
+from loadmaster.core.localcalibration import Learnt, corrected
 from loadmaster.core.pictures import PictureRules, profile_of
 from loadmaster.core.pipeline import layer_ranges
 from loadmaster.core.tower import tower_of
@@ -155,6 +157,22 @@ def rank_memory(
         left_when_light=light,
         vision_live=found.vision_live,
     )
+
+
+def with_local_calibration(rank: RankMemory, learnt: Mapping[str, Learnt]) -> RankMemory:
+    """The rank with what runs on this machine agree on, by component; none of it is part of the engine's budget."""
+    if (one := learnt.get("context")) is not None:
+        rank = structs.replace(rank, context=corrected(rank.context, one))
+    if (one := learnt.get("cuda_graphs")) is not None and rank.graphs is not None:
+        rank = structs.replace(rank, graphs=corrected(rank.graphs, one))
+    if (one := learnt.get("workspace")) is not None:
+        growth = Amount.exact(rank.growth.bytes, "measured", rank.growth.note)
+        persistent = Amount.exact(rank.persistent.bytes, note=rank.persistent.note)
+        whole = corrected(_add(_add(rank.slack, growth, None), persistent, None), one)
+        rest = growth.bytes + persistent.bytes
+        slack = Amount(whole.bytes - rest, whole.low - rest, whole.high - rest, whole.basis, whole.note)
+        rank = structs.replace(rank, slack=slack, growth=growth, persistent=persistent)
+    return rank
 
 
 def _unread(amount: Amount) -> Amount:

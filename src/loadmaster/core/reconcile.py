@@ -82,6 +82,7 @@ class CardReconciliation(Struct, frozen=True, kw_only=True):
     driver_reserved_bytes: int | None = None
     actual_bytes: int | None = None  # as the driver counts
     unexplained_bytes: int | None = None
+    other_bytes: int | None = None  # of that, held by other processes
     reason: str | None = None  # of what is unexplained
     off: tuple[str, ...] = ()  # lines that differ noticeably, the largest first
 
@@ -137,6 +138,7 @@ def _card(
         driver_reserved_bytes=reserved,
         actual_bytes=used,
         unexplained_bytes=unexplained,
+        other_bytes=None if read is None else read.other_bytes,
         reason=None if unexplained is None or abs(unexplained) < _NOTICED else _reason("unexplained", unexplained),
         off=tuple(line.name for line in sorted(off, key=lambda line: -abs(line.difference or 0))),
     )
@@ -162,10 +164,9 @@ def _lines(
     weights = [part for name, part in planned.items() if name.startswith("weights.")]
     passing = [part for name, part in planned.items() if name.startswith("activations.")]
     if (part := planned.get("context")) is not None:
-        context = actual.context_bytes
-        if context is not None and read is not None:
-            context += read.other_bytes or 0
-        yield _line("context", [part], context, "log")
+        others = 0 if read is None else read.other_bytes or 0
+        # what the engine found in use at its start has other processes in it already
+        yield _line("context", [part], actual.context_bytes, "log", part.bytes + others)
     if weights:
         loaded = log.model_loading_bytes
         own = loaded[place] if place < len(loaded) else None

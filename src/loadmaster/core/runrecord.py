@@ -20,6 +20,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     cards: tuple[GpuFacts, ...] = ()
     loadmaster: str | None = None  # the version that made the plan
+    corrections: dict[str, int] = {}  # what the plan had learnt from earlier runs, bytes by component
 
 
 class RunEnding(Struct, frozen=True, kw_only=True):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from loadmaster.core.activations import Load, Served, served_growth
 from loadmaster.core.pictures import PictureRules, picture_rules
-from loadmaster.core.sheet import Plan
+
+if TYPE_CHECKING:
+    from loadmaster.core.sheet import Plan
 
 _MOST_PICTURES = 64
 

@@ -31,8 +31,9 @@ from loadmaster.core.facts import (
     RankWeights,
     Settings,
 )
+from loadmaster.core.localcalibration import learnt_for, words
 from loadmaster.core.pictures import PictureRules, image_plan, picture_rules
-from loadmaster.core.ranks import RankMemory, rank_memory
+from loadmaster.core.ranks import RankMemory, rank_memory, with_local_calibration
 from loadmaster.core.settings import effective_settings
 from loadmaster.core.verdict import findings_of, fits_of
 
@@ -99,6 +100,7 @@ def _place(
 ) -> Plan:
     images = image_plan(pictures, settings) if pictures is not None else None
     ranks: list[RankMemory] = []
+    said: list[str] = []
     replicas = settings.data_parallel_size
     for data_rank in range(min(replicas, len(gpus))):
         for rank in weights:
@@ -106,8 +108,11 @@ def _place(
             if index >= len(gpus):
                 break
             layout = layouts[rank.pipeline_rank] if layouts else None
-            ranks.append(rank_memory(model, settings, rules, layout, rank, gpus[index], pictures, images, data_rank))
-    told = list(notes)
+            memory = rank_memory(model, settings, rules, layout, rank, gpus[index], pictures, images, data_rank)
+            learnt = learnt_for(gpus[index], len(gpus), engine, model.architecture)
+            ranks.append(memory if not learnt else with_local_calibration(memory, learnt))
+            said += [f"{name} of {gpus[index].name}: {words(one)}" for name, one in learnt.items()]
+    told = [*notes, *(f"local calibration, {text}" for text in said)]
     unused = len(gpus) - settings.tensor_parallel_size * settings.pipeline_parallel_size * replicas
     if unused > 0:
         told.append(f"{unused} of {len(gpus)} cards {'is' if unused == 1 else 'are'} not used by this launch")
