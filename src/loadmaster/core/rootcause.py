@@ -8,16 +8,13 @@ from msgspec.structs import replace
 
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import GIB, Evidence, Finding, Severity
+from loadmaster.core.heldmemory import held_at_start, held_beside
 from loadmaster.core.logfacts import LogReadings
 from loadmaster.core.startlog import SERVING, Seen, StartLog
 
 _MASK = "engine-dead-masked"
 _WAITING = "worker-not-answering"
 _FREE, _HELD = "free-memory-below-request", "gpu-held-by-other-process"
-# What a display and the engine's own context take of a card is nobody's fault.
-_USUALLY_HELD_BYTES = 3 * GIB // 2
-# So little missing is a matter of the utilisation, whoever holds the rest.
-_LITTLE_BYTES = GIB // 2
 _MOST_CAUSES = 6
 _SEVERITIES = ("error", "warning", "note")
 _MOST_EVIDENCE = 3
@@ -43,7 +40,7 @@ def findings_of(start: StartLog, readings: LogReadings) -> tuple[list[Seen], lis
     counting += kinds.get("remark", [])
     counting = _without_lookalikes(counting)
     found = [_finding(group) for group in _by_code(counting)][: _MOST_CAUSES + len(kinds.get("remark", []))]
-    found = _held_or_asked(found, readings)
+    found = _with_held(found, counting, readings)
     notes += _many_causes(causes)
     return counting, found, notes
 
@@ -109,26 +106,26 @@ def _worst(severities: Sequence[Severity | None]) -> Severity | None:
     return min(given, key=_SEVERITIES.index) if len(given) == len(severities) else None
 
 
-def _held_or_asked(found: list[Finding], readings: LogReadings) -> list[Finding]:
-    """Free memory below what was asked for: whether somebody holds the card, or a little too much was asked for."""
-    codes = [item.code for item in found]
-    total, free, asked = readings.total_bytes, readings.free_bytes, readings.requested_bytes
-    if _FREE not in codes or total is None or free is None:
-        return found
-    held = total - free
-    if held <= _USUALLY_HELD_BYTES:
-        return found
-    place = codes.index(_FREE)
-    own = found[place]
-    sentence = f"{held / GIB:.2f} of {total / GIB:.2f} GiB on the card were in use before the engine took any."
-    if _HELD in codes:
-        other = found.pop(codes.index(_HELD))
-        place = [item.code for item in found].index(_FREE)
-    else:
-        other = finding(_HELD, sentence, evidence=own.evidence, confidence="likely")
-    missing = None if asked is None else asked - free
-    first = missing is None or missing > _LITTLE_BYTES
-    return [*found[:place], *((other, own) if first else (own, other)), *found[place + 1 :]]
+def _with_held(found: list[Finding], counting: Sequence[Seen], readings: LogReadings) -> list[Finding]:
+    """Where others hold the card's memory, that is a cause beside the failure that it leads to, or before it."""
+    for place, item in enumerate(found):
+        if item.code == _FREE:
+            held = held_at_start(readings)
+        elif item.code.startswith("oom-"):
+            held = next(
+                (some for seen in counting if seen.code == item.code and (some := held_beside(seen.message))), None
+            )
+        else:
+            continue
+        if held is None:
+            continue
+        sentence = f"{held.held_bytes / GIB:.2f} of {held.total_bytes / GIB:.2f} GiB on the card were in use by others."
+        named = next((other for other in found if other.code == _HELD), None)
+        other = named or finding(_HELD, sentence, evidence=item.evidence, confidence="likely")
+        rest = [kept for kept in found[place + 1 :] if kept is not named]
+        before = [kept for kept in found[:place] if kept is not named]
+        return [*before, *((other, item) if held.decides else (item, other)), *rest]
+    return found
 
 
 def _many_causes(causes: Sequence[Seen]) -> list[str]:
