@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from loadmaster.core.facts import MIB
+from loadmaster.core.facts import GIB, MIB
 from loadmaster.core.gputable import GpuSpecError, parse_gpu_spec
 
 SCHEMA = 1
@@ -31,6 +31,7 @@ _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(
 _BACKEND_URL = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,39}")
 _MOST_SECONDS = 7 * 24 * 3600
+_MOST_DAYS = 36_500
 
 
 class EngineSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +98,18 @@ class LimitsSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     per_key_requests_per_minute: int | None = None
 
 
+class PageSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The chat page. ``storage``: where conversations are kept; "off": there is no page.
+
+    ``quota_bytes``: of one key, or of all where no keys are asked for. ``retention_days``: conversations that nobody
+    touched for so long are deleted; None: never.
+    """
+
+    storage: Literal["server", "browser", "off"] = "server"
+    quota_bytes: int = 2 * GIB
+    retention_days: float | None = None
+
+
 class SupervisionSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens after a crash, in seconds.
 
@@ -130,6 +143,7 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: GatewaySection = GatewaySection()
     keys: KeysSection = KeysSection()
     limits: LimitsSection = LimitsSection()
+    page: PageSection = PageSection()
     supervision: SupervisionSection = SupervisionSection()
 
 
@@ -155,6 +169,7 @@ def problems(deployment: Deployment) -> list[str]:
         *_gateway(deployment),
         *_keys(deployment.keys),
         *_limits(deployment.limits),
+        *_page(deployment.page),
         *_supervision(deployment.supervision),
     ]
 
@@ -266,6 +281,13 @@ def _limits(limits: LimitsSection) -> Iterator[str]:
     yield from _least("limits.queue", limits.queue, 0)
     yield from _least("limits.concurrency", limits.concurrency, 1)
     yield from _least("limits.per_key_requests_per_minute", limits.per_key_requests_per_minute, 1)
+
+
+def _page(page: PageSection) -> Iterator[str]:
+    yield from _least("page.quota_bytes", page.quota_bytes, MIB)
+    days = page.retention_days
+    if days is not None and not (math.isfinite(days) and 0 < days <= _MOST_DAYS):
+        yield f"page.retention_days: {days:g} is no number of days from above 0 to {_MOST_DAYS:,}"
 
 
 def _supervision(supervision: SupervisionSection) -> Iterator[str]:

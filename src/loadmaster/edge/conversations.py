@@ -26,7 +26,7 @@ _MOST_FOUND = 200
 
 
 class StoreError(Exception):
-    """Nothing can be kept or read. ``code``: "storage_full", "storage_read_only" or "storage_failed"."""
+    """Nothing can be kept or read. ``code``: "storage_full", "read_only" or "storage_failed"."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -340,10 +340,10 @@ class ConversationStore:
             except SchemaTooNew as error:
                 raise StoreError("storage_failed", f"{self.path} has {error}") from None
             except StateError as error:
-                code = "storage_full" if "full" in error.message else "storage_read_only"
+                code = "storage_full" if "full" in error.message else "read_only"
                 raise StoreError(code, error.message) from None
             except OSError as error:
-                raise StoreError("storage_read_only", f"cannot write {self.path}: {error.strerror or error}") from None
+                raise StoreError("read_only", f"cannot write {self.path}: {error.strerror or error}") from None
         return self._database
 
     def _failure(self, error: sqlite3.Error) -> StoreError:
@@ -357,7 +357,7 @@ class ConversationStore:
             folder = self.path.parent
             return StoreError("storage_full", f"the disk is full: make room on the file system of {folder}")
         if "readonly" in text or "unable to open" in text or "disk I/O" in text:
-            return StoreError("storage_read_only", f"{self.path} cannot be written: {text}")
+            return StoreError("read_only", f"{self.path} cannot be written: {text}")
         return StoreError("storage_failed", f"{self.path}: {text}")
 
     def _set_aside(self, error: sqlite3.Error) -> None:

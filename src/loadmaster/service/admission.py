@@ -102,10 +102,14 @@ class Admission:
 
     def enter(self, client: str = "", places: int = 1) -> Ticket:
         """A ticket for a request that needs so many places. Raises :class:`FullError`."""
-        if self.tickets >= self.limit + self.queue:
-            raise FullError(self.retry_after())
+        self.check_room()
         self.tickets += 1
         return Ticket(self, client, max(1, places))
+
+    def check_room(self) -> None:
+        """Raise :class:`FullError` when a ticket could not be had now."""
+        if self.tickets >= self.limit + self.queue:
+            raise FullError(self.retry_after())
 
     def retry_after(self) -> int:
         """Seconds until a place is likely free: the mean time of a request times the rounds ahead, 1 to 60."""

@@ -38,6 +38,7 @@ from loadmaster.service.relay import ClientOutlet
 from loadmaster.service.requestbody import Body, BodyBudget, check_head, parse_object, read_body
 from loadmaster.service.requestrules import judge
 from loadmaster.service.visitors import HostRules, OriginRules
+from loadmaster.service.web import Page
 
 CLIENT_LEFT = 499  # as nginx counts them; never sent
 OPEN_ROUTES = ("/health", "/ready")
@@ -189,6 +190,8 @@ def create_app(settings: GatewaySettings) -> web.Application:
     for route in gateway.routes:
         app.router.add_post(route, gateway.answer, expect_handler=gateway.expected)
     app.cleanup_ctx.append(_running)
+    if settings.page is not None:
+        Page(gateway, settings.page).attach(app)
     app.on_response_prepare.append(_headers)
     return app
 
@@ -256,7 +259,7 @@ def _door(gateway: Gateway) -> Any:
             # The traceback names code, not values: a request's text or a key must not reach the log.
             _log.error("request %s failed: %s", request[NAME], _places(sys.exc_info()))
             response = _refuse(ApiError(500, "internal_error", "the gateway failed; its log says where"), request)
-        route = request.path if request.path in known else "other"
+        route = _route(request, known)
         gateway.metrics.requests.labels(route, request.get(MODEL, ""), str(response.status)).inc()
         if route not in OPEN_ROUTES:
             spent = time.perf_counter() - began
@@ -264,6 +267,14 @@ def _door(gateway: Gateway) -> Any:
         return response
 
     return door
+
+
+def _route(request: web.Request, known: frozenset[str]) -> str:
+    """The request's route among those that there are, without names that a client chose."""
+    if request.path in known:
+        return request.path
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None and resource.canonical.startswith("/api/") else "other"
 
 
 async def _let_in(gateway: Gateway, request: web.Request, handler: _Handler) -> web.StreamResponse:

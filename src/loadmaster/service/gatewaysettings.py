@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from loadmaster.core.deployment import FURTHER_ROUTES, is_loopback
-from loadmaster.core.facts import MIB
+from loadmaster.core.facts import GIB, MIB, LoadSheet
+from loadmaster.core.verification import Report, Step
+from loadmaster.service.imagepool import Outcome
 
 CHAT_ROUTE, COMPLETIONS_ROUTE, MODELS_ROUTE = "/v1/chat/completions", "/v1/completions", "/v1/models"
 
@@ -72,6 +74,28 @@ class ProbeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     answer_fresh_s: float = 10.0
 
 
+class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The chat page. ``database``: the file of conversations, None: browsers keep them.
+
+    ``look_at``: decodes a picture apart from this process; raises ImageError. ``max_images``, ``max_pixels``: what the
+    picture rules let through, None: all. ``thinking``: whether the model's template knows the switch, None: unknown.
+    ``log``, ``engine_state``: the engine's files. ``prove``: runs the checklist and calls back after each step.
+    """
+
+    deployment: str
+    database: str | None = None
+    quota_bytes: int = 2 * GIB
+    retention_s: float | None = None
+    look_at: Callable[[bytes], Awaitable[Outcome]] | None = None
+    max_images: int | None = None
+    max_pixels: int | None = None
+    thinking: bool | None = None
+    plan: LoadSheet | None = None
+    log: str | None = None
+    engine_state: str | None = None
+    prove: Callable[[Callable[[Step], None]], Awaitable[Report]] | None = None
+
+
 class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``host``, ``port``: where to listen, port 0 picks a free one. ``insecure``: beyond this machine without keys.
 
@@ -79,7 +103,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``allowed_hosts``: names by which clients call the gateway, beyond its address. ``allowed_origins``: web origins
     whose pages may use it. ``further_routes``: of ``FURTHER_ROUTES``. ``image_rules`` None: pictures pass as they
     are, from ``data:`` URLs only. ``closing``: called at the end, to end what the image rules hold.
-    ``address_file``: where to write the address once it is open.
+    ``address_file``: where to write the address once it is open. ``page`` None: no page is served.
     """
 
     backends: tuple[BackendSettings, ...]
@@ -96,6 +120,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     image_rules: ImageRules | None = None
     closing: Callable[[], Awaitable[None]] | None = None
     address_file: str | None = None
+    page: PageSettings | None = None
 
     @property
     def asks_for_keys(self) -> bool:

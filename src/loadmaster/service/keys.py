@@ -271,6 +271,11 @@ class KeyRing:
         else:
             _log.info("read the keys again: %d", len(self.keys))
 
+    def current(self) -> tuple[Key, ...]:
+        """The keys that are valid now."""
+        self._look()
+        return self.keys
+
     def find(self, secret: str) -> Key | None:
         """The key whose secret this is."""
         self._look()

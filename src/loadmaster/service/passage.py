@@ -60,9 +60,8 @@ class Passage:
         group.check_up()
         try:
             ticket = group.admission.enter(client, asked.places)
-        except FullError as full:
-            words = "as many requests wait as may wait, try again later"
-            raise ApiError(429, "queue_full", words, retry_after=full.retry_after) from None
+        except FullError as error:
+            raise full(error) from None
         with ticket:
             changes = await self._apply_image_rules(body, asked)
             headers = {}
@@ -205,6 +204,11 @@ class Contents:
             body["model"] = self._model = served_name
             self._bytes = msgspec.json.encode(body)
         return self._bytes
+
+
+def full(error: FullError) -> ApiError:
+    words = "as many requests wait as may wait, try again later"
+    return ApiError(429, "queue_full", words, retry_after=error.retry_after)
 
 
 def stopping() -> ApiError:

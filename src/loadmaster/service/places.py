@@ -27,6 +27,7 @@ class Places:
         self.folder = folder
         self.plan = folder / "plan.json"
         self.engine = folder / "engine.json"
+        self.conversations = folder / "conversations.db"
         self.run = folder / "run"
         self.logs = folder / "logs"
         self.configuration = self.run / "supervisord.conf"

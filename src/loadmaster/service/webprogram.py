@@ -27,12 +27,14 @@ from loadmaster.service.gatewaysettings import (
     GatewaySettings,
     ImageRules,
     LimitSettings,
+    PageSettings,
     ProbeSettings,
     SettingsError,
 )
 from loadmaster.service.images import ImagePool, apply
 from loadmaster.service.images import ImageRules as PictureRules
 from loadmaster.service.keys import OWN_NAME, keys_path, write_own_key
+from loadmaster.service.pagesetup import page_settings
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import listening_port, remembered_port
 
@@ -59,10 +61,12 @@ def gateway_settings(
     own_key: str | None = None,
     *,
     closing: Callable[[], Awaitable[None]] | None = None,
+    page: PageSettings | None = None,
 ) -> GatewaySettings:
     """What the gateway of this deployment is told, with its engine at ``port`` of this machine.
 
     ``own_key``: one more key that it takes, of loadmaster's own commands. ``closing``: called when it has closed.
+    ``page`` None: no page is served.
     """
     gateway, limits, keys = deployment.gateway, deployment.limits, deployment.keys
     return GatewaySettings(
@@ -84,6 +88,7 @@ def gateway_settings(
         image_rules=image_rules,
         closing=closing,
         address_file=str(places.web),
+        page=page,
     )
 
 
@@ -168,7 +173,8 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     watcher = _Watcher(deployment, places, port, supervisor)
     try:
         own_key = _own_key(deployment, places)
-        settings = gateway_settings(deployment, places, plan, port, convert, own_key, closing=pool.stop)
+        page = page_settings(deployment, places, plan, rules, pool, own_key)
+        settings = gateway_settings(deployment, places, plan, port, convert, own_key, closing=pool.stop, page=page)
         threading.Thread(target=watcher.watch, daemon=True).start()
         serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
