@@ -1,6 +1,6 @@
 // Conversations in this browser, for deployments that keep none. The same functions as repository.js has.
 import { request } from "./api.js";
-import { upload } from "./repository.js";
+import { forgetUploads, upload } from "./repository.js";
 import { erase, read, readAll, write } from "./storage.js";
 
 const now = () => Date.now() / 1000;
@@ -84,18 +84,25 @@ export const browserRepository = {
       messages.push(answer);
     }
     if (!conversation.title) conversation.title = (messages[0]?.text ?? "").slice(0, 60);
-    for (const picture of messages.flatMap((one) => one.pictures ?? [])) {
-      const blob = await read("pictures", picture.sha256);
-      if (blob) await upload({ sha256: picture.sha256, blob }, signal);
-    }
+    const sendPictures = async () => {
+      for (const picture of messages.flatMap((one) => one.pictures ?? [])) {
+        const blob = await read("pictures", picture.sha256);
+        if (blob) await upload({ sha256: picture.sha256, blob }, signal);
+      }
+    };
+    await sendPictures();
     const sent = messages
       .slice(0, body.continue === undefined ? messages.indexOf(answer) : messages.indexOf(answer) + 1)
       .map(({ role, text, pictures }) => ({ role, text, pictures: (pictures ?? []).map((one) => one.sha256) }));
     const stop = new AbortController();
     signal?.addEventListener("abort", () => stop.abort());
-    const response = await request("POST", "api/answer", {
-      json: { model: body.model, messages: sent, parameters: body.parameters },
-      signal: stop.signal,
+    const ask = () =>
+      request("POST", "api/answer", { json: { model: body.model, messages: sent, parameters: body.parameters }, signal: stop.signal });
+    const response = await ask().catch(async (error) => {
+      if (error.code !== "picture_missing") throw error;
+      forgetUploads(); // the server keeps pictures for a while only
+      await sendPictures();
+      return ask();
     });
     answer.state = "streaming";
     conversation.settings = body.parameters ?? {};

@@ -9,6 +9,7 @@ import { number, size } from "./format.js";
 import { t } from "./i18n.js";
 import { Icon, IconButton } from "./icons.js";
 import { ParametersDrawer, sentParameters, setParameters, useParameters } from "./parameters.js";
+import { forgetUploads } from "./repository.js";
 import { model, store, use } from "./state.js";
 
 const ACCEPT = "image/*";
@@ -41,8 +42,15 @@ export function Composer() {
     const sent = text;
     store.set({ refusal: null, asking: { text, pictures: pictures.filter((one) => one.state === "ready").map(({ url, name }) => ({ url, name })) } });
     try {
-      const facts = await uploaded();
-      await askQuestion({ text: sent, pictures: facts.map((one) => one.sha256), picture_facts: facts, parameters: sentParameters() });
+      const ask = async () => {
+        const facts = await uploaded();
+        await askQuestion({ text: sent, pictures: facts.map((one) => one.sha256), picture_facts: facts, parameters: sentParameters() });
+      };
+      await ask().catch((error) => {
+        if (error.code !== "picture_missing") throw error;
+        forgetUploads();
+        return ask();
+      });
       clearDraft();
       store.set({ asking: null });
     } catch (error) {

@@ -26,10 +26,10 @@ export async function loadList(older = false) {
     const before = older ? (conversations?.at(-1)?.changed ?? null) : null;
     const found = await repository().list(search, before);
     if (turn !== listing) return;
-    store.set({
-      conversations: older ? [...(conversations ?? []), ...found.conversations] : found.conversations,
-      more: found.more,
-    });
+    const listed = older ? [...(conversations ?? []), ...found.conversations] : found.conversations;
+    const { current } = store.get();
+    const title = listed.find((one) => one.id === current?.id)?.title;
+    store.set({ conversations: listed, more: found.more, current: title && title !== current.title ? { ...current, title } : current });
   } catch (error) {
     if (error.status === 401) store.set({ login: { error: null } });
     else if (turn === listing && store.get().conversations === null) store.set({ conversations: [] });

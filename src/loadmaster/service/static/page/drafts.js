@@ -125,7 +125,7 @@ export async function uploaded() {
   const facts = [];
   for (const one of drafts.get().pictures) {
     if (!one.prepared || one.state !== "ready") continue;
-    await (one.sent ?? upload(one.prepared));
+    await upload(one.prepared);
     const { sha256, width, height, original_width, original_height } = one.prepared;
     facts.push({ sha256, width, height, original_width, original_height, name: one.name });
   }

@@ -40,5 +40,4 @@ export function dayGroup(epoch, now = new Date()) {
   return "list.older";
 }
 
-export const date = (epoch) => new Date(epoch * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "short" });
-export const time = (epoch) => new Date(epoch * 1000).toLocaleTimeString(locale());
+export const clock = (epoch) => new Date(epoch * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });

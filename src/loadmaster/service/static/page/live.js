@@ -1,7 +1,7 @@
 // Live readings: one time axis for all charts, one cursor over them.
 import { html, useEffect, useRef, useState } from "./html.js";
 import uPlot from "../vendor/uplot.js";
-import { bareGib, number, percent, seconds, time } from "./format.js";
+import { bareGib, clock, number, percent, seconds } from "./format.js";
 import { locale, t, useLanguage } from "./i18n.js";
 import { Balance } from "./loadsheet.js";
 import { column, names, onSeries, series } from "./series.js";
@@ -10,6 +10,7 @@ import { onTheme } from "./theme.js";
 
 const WINDOW_S = 300;
 const HEIGHT = 96;
+const GIB_STEPS = [1, 2, 4, 8, 16, 32, 64, 128].map((n) => n * 2 ** 30);
 const sync = uPlot.sync("live");
 
 const cardsOf = (prefix) => names().filter((name) => name.startsWith(prefix)).sort((a, b) => Number(a.split(".")[1]) - Number(b.split(".")[1]));
@@ -18,7 +19,7 @@ const cardsOf = (prefix) => names().filter((name) => name.startsWith(prefix)).so
 function charts(total) {
   const card = (name) => t("load.card", { n: name.split(".")[1] });
   return [
-    { key: "memory", title: t("live.memory"), columns: cardsOf("used."), label: card, write: (v) => bareGib(v, 1), top: total },
+    { key: "memory", title: t("live.memory"), columns: cardsOf("used."), label: card, write: (v) => bareGib(v, 1), tick: (v) => bareGib(v, 0), top: total, steps: GIB_STEPS },
     { key: "busy", title: t("live.busy"), columns: cardsOf("utilization."), label: card, write: (v) => percent(v), top: 1 },
     { key: "tokens", title: t("live.tokens"), columns: ["tokens"], label: () => t("live.tokens"), write: (v) => number(v, 0) },
     { key: "first", title: t("live.first"), columns: ["first_token"], label: () => t("live.first"), write: (v) => seconds(v) },
@@ -80,8 +81,8 @@ function Chart({ chart }) {
           y: { range: (u, low, high) => [0, chart.top ?? Math.max(high ?? 0, 1) * 1.1] },
         },
         axes: [
-          { ...axis, size: 22, space: 70, values: (u, ticks) => ticks.map((at) => time(at).replace(/:\d\d(?=\s|$)/, "")) },
-          { ...axis, space: 28, values: (u, ticks) => ticks.map((v) => chart.write(v)) },
+          { ...axis, size: 22, space: 56, values: (u, ticks) => ticks.map(clock) },
+          { ...axis, space: 28, ...(chart.steps ? { incrs: chart.steps } : {}), values: (u, ticks) => ticks.map((v) => (chart.tick ?? chart.write)(v)) },
         ],
         series: [{}, ...chart.columns.map((name, i) => ({ label: chart.label(name), stroke: style(`--series-${(i % 6) + 1}`), width: 1.5, points: { show: false }, spanGaps: false }))],
       },

@@ -44,6 +44,7 @@ function actualOf(reconcile, index) {
 function Card({ gpu, reading, actual, one }) {
   const parts = [...gpu.components].filter((part) => part.name !== "headroom" && part.bytes > 0).sort((a, b) => rank(a.name) - rank(b.name));
   const peak = gpu.peak_bytes?.serving ?? parts.reduce((sum, part) => sum + part.bytes, 0);
+  const most = Math.max(peak, gpu.peak_high_bytes?.serving ?? peak);
   const scale = Math.max(gpu.total_bytes, peak, reading?.used_bytes ?? 0);
   const host = gpu.name === "cpu";
   const name = host ? t("load.host") : one && gpu.name ? gpu.name : t("load.card", { n: gpu.index }) + (gpu.name ? ` · ${gpu.name}` : "");
@@ -56,7 +57,7 @@ function Card({ gpu, reading, actual, one }) {
       </div>
       <p class="bar-name"><span>${t("load.actual")}</span><span class="figure">${reading?.used_bytes == null ? t("load.not_read") : gib(reading.used_bytes, 1)}</span></p>
       <div class="bar thin" role="img" aria-label=${t("load.actual_bar", { bytes: reading?.used_bytes == null ? t("unknown") : gib(reading.used_bytes) })}>
-        ${reading?.used_bytes != null && html`<span class=${reading.used_bytes > peak ? "used over" : "used"} style=${{ width: `${(reading.used_bytes / scale) * 100}%` }}></span>`}
+        ${reading?.used_bytes != null && html`<span class=${reading.used_bytes > most ? "used over" : "used"} style=${{ width: `${(reading.used_bytes / scale) * 100}%` }}></span>`}
       </div>
       <table class="parts">
         <thead><tr><th scope="col">${t("load.part")}</th><th scope="col">${t("load.plan")}</th><th scope="col">${t("load.range")}</th>${Object.keys(actual).length > 0 && html`<th scope="col">${t("load.actual")}</th>`}<th scope="col">${t("load.basis")}</th></tr></thead>

@@ -5,15 +5,16 @@ import DOMPurify from "../vendor/purify.js";
 import { t } from "./i18n.js";
 
 const LONG_TAIL = 3000; // characters of an unfinished block from which its finished part is drawn for good
-const WHOLE_BLOCK = 20000; // a longer block is drawn in pieces even when it is whole
+const WHOLE_BLOCK = 6000; // a longer block is drawn in pieces even when it is whole
 const TAGS = [
   "p", "br", "hr", "em", "strong", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a", "span", "div",
   "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td", "input",
 ];
 const CLEAN = {
   ALLOWED_TAGS: TAGS,
-  ALLOWED_ATTR: ["href", "title", "class", "start", "align", "type", "checked", "disabled", "data-language"],
+  ALLOWED_ATTR: ["href", "title", "class", "start", "align", "type", "checked", "disabled"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ["align", "start"],
   RETURN_DOM_FRAGMENT: true,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
@@ -51,7 +52,7 @@ const renderer = {
   image: ({ href, text }) => `<span class="picture-link">${escaped(t("markdown.picture", { text: text || "–", href }))}</span>`,
   code({ text, lang }) {
     const language = (lang ?? "").trim().split(/\s/)[0].slice(0, 40);
-    return `<div class="code"><pre><code data-language="${escaped(language)}">${escaped(text)}</code></pre></div>\n`;
+    return `<div class="code" title="${escaped(language)}"><pre><code>${escaped(text)}</code></pre></div>\n`;
   },
   link({ href, title, tokens }) {
     const text = this.parser.parseInline(tokens);
@@ -93,7 +94,8 @@ function frame(block) {
   const bar = document.createElement("div");
   bar.className = "code-bar";
   const name = document.createElement("span");
-  name.textContent = block.querySelector("code")?.dataset.language || t("markdown.text");
+  name.textContent = block.title || t("markdown.text");
+  block.removeAttribute("title");
   const button = document.createElement("button");
   button.type = "button";
   button.className = "quiet small";
@@ -171,7 +173,7 @@ export class MarkdownView {
 
   lex(source) {
     const lexer = new Lexer(marked.defaults);
-    lexer.tokens.links = this.links;
+    lexer.tokens.links = { ...this.links }; // an unfinished definition must not stay
     return lexer.lex(source);
   }
 
@@ -203,7 +205,10 @@ export class MarkdownView {
 
   /** Draw a block for good. ``more``: what follows goes on with it. */
   finish(token, more = false) {
-    if (token.type === "def") this.defined = true;
+    if (token.type === "def") {
+      this.defined = true;
+      this.links[token.tag] ??= { href: token.href, title: token.title };
+    }
     if (token.type === "space" || token.type === "def") return;
     if (token.raw.length > WHOLE_BLOCK && !more) {
       this.inPieces(token);

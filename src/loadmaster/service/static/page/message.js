@@ -126,6 +126,7 @@ function Reply({ message, now, live, last }) {
       ${!live && state === "stopped" && html`<p class="note">${t("message.stopped")}</p>`}
       ${!live && cut && state === "done" && html`<p class="note">${t("message.cut")}</p>`}
       ${!live && state === "failed" && html`<${Failure} error=${now.error} kept=${text !== ""} retry=${retry} busy=${busy} />`}
+      ${now.numbers?.forgotten > 0 && html`<p class="note">${t("message.forgotten", { n: now.numbers.forgotten })}</p>`}
       <${Numbers} numbers=${now.numbers} />
       ${!live &&
       html`<div class="actions">

@@ -1,15 +1,23 @@
 // The deployment at a glance: load sheet, live readings, log, checklist.
-import { html } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { Checklist } from "./checklist.js";
 import { useEngine } from "./engine.js";
 import { Findings } from "./findings.js";
 import { t } from "./i18n.js";
 import { IconButton } from "./icons.js";
-import { Live } from "./live.js";
 import { LoadSheet } from "./loadsheet.js";
 import { Log } from "./log.js";
 import { store, TABS, use } from "./state.js";
 import { remember } from "./storage.js";
+
+/** The charts are loaded when they are first looked at. */
+function Live() {
+  const [View, setView] = useState(null);
+  useEffect(() => {
+    import("./live.js").then((module) => setView(() => module.Live));
+  }, []);
+  return View && html`<${View} />`;
+}
 
 const VIEWS = { load: LoadSheet, live: Live, log: Log, check: Checklist };
 

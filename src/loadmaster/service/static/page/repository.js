@@ -28,14 +28,14 @@ export const serverRepository = {
   pictureAddress: async (sha256) => `api/pictures/${sha256}`,
 };
 
-/** Put a picture into the server's store, unless it is there already. Returns what the server says of it. */
+const known = new Set(); // hashes that the server has taken from this page
+
+/** The server says that it has lost some: each is sent again when it is needed next. */
+export const forgetUploads = () => known.clear();
+
+/** Put a picture into the server's store; what it has taken once is not sent again. */
 export async function upload(picture, signal) {
-  const path = `api/pictures/${picture.sha256}`;
-  try {
-    await request("HEAD", path, { signal });
-    return null;
-  } catch (error) {
-    if (error.status !== 404) throw error;
-  }
-  return ask("PUT", path, { body: picture.blob, signal, headers: { "Content-Type": picture.blob.type } });
+  if (known.has(picture.sha256)) return;
+  await ask("PUT", `api/pictures/${picture.sha256}`, { body: picture.blob, signal, headers: { "Content-Type": picture.blob.type } });
+  known.add(picture.sha256);
 }
