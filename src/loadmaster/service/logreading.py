@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from msgspec import Struct, structs
-
 from loadmaster.core.diagnosis import Diagnoser, Diagnosis, ExitSeen
-from loadmaster.core.facts import Evidence, Finding
 from loadmaster.edge.logstream import blocks
 
 STDIN = "-"
 _HEAD = 4096
 _FEW_NULS = 0.02  # a text has none; a broken one may have some
+_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # gzip, xz, zstandard
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 Report = Callable[[int, int, str], None]
 
@@ -30,36 +29,28 @@ class LogError(Exception):
         self.empty = empty
 
 
-class _Span(Struct, frozen=True):
-    """The lines of one file among those of all: numbers above ``before``."""
-
-    name: str
-    before: int
-
-
 def diagnose_logs(names: Sequence[str], *, exit: ExitSeen | None = None, report: Report | None = None) -> Diagnosis:
     """The diagnosis of these files (``-``: standard input), read one after the other as one log.
 
-    With several, each line of evidence has the ``path`` of its file and the number that the line has there. Raises
-    :class:`LogError`.
+    With several, each line of evidence has the ``path`` of its file. ``report`` gets bytes read, bytes in all (0: not
+    known) and a name. Raises :class:`LogError`.
     """
     diagnoser = Diagnoser()
-    spans: list[_Span] = []
-    number = 0
     for name in names:
-        spans.append(_Span("standard input" if name == STDIN else name, number))
-        for line in _lines(name, report):
-            number += 1
-            diagnoser.feed(line, number)
-    if not number:
-        raise LogError(f"there is nothing in {', '.join(span.name for span in spans)}", empty=True)
-    return _placed(diagnoser.close(exit), spans)
+        said = "standard input" if name == STDIN else name
+        if len(names) > 1:
+            diagnoser.begin_file(said)
+        if name == STDIN:
+            _read(diagnoser, sys.stdin.buffer, 0, said, report)
+        else:
+            _read_file(diagnoser, name, report)
+    found = diagnoser.close(exit)
+    if not found.facts.lines:
+        raise LogError(f"there is nothing in {', '.join(names)}", empty=True)
+    return found
 
 
-def _lines(name: str, report: Report | None) -> Iterator[str]:
-    if name == STDIN:
-        yield from _read(sys.stdin.buffer, "standard input", 0, report)
-        return
+def _read_file(diagnoser: Diagnoser, name: str, report: Report | None) -> None:
     path = Path(name).expanduser()
     try:
         if path.is_dir():
@@ -68,44 +59,28 @@ def _lines(name: str, report: Report | None) -> Iterator[str]:
             if stream.seekable():
                 _refuse_binary(stream.read(_HEAD), name)
                 stream.seek(0)
-            size = path.stat().st_size
-            yield from _read(stream, name, size, report)
+            _read(diagnoser, stream, path.stat().st_size, name, report)
     except FileNotFoundError:
         raise LogError(f"there is no file {name}", "give the path of a log, or - for standard input") from None
-    except OSError as error:
-        raise LogError(f"cannot read {name}: {error.strerror or error}") from None
+    except (OSError, EOFError) as error:
+        raise LogError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
+    except ValueError:
+        raise LogError(f"cannot read {name}: no file has such a name") from None
 
 
-def _read(stream: BinaryIO, name: str, size: int, report: Report | None) -> Iterator[str]:
+def _read(diagnoser: Diagnoser, stream: BinaryIO, size: int, name: str, report: Report | None) -> None:
     done = 0
     for block in blocks(stream):
-        yield from block.decode("utf-8", "replace").removesuffix("\n").split("\n")
+        diagnoser.read(block)
         done += len(block)
         if report is not None:
             report(done, size, name)
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
-    if head.count(0) > _FEW_NULS * len(head) and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if head.startswith((*_PACKED, *_WIDE)):
+        return
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    wide = max(even, odd) > len(head) // 4 and min(even, odd) == 0  # UTF-16 without its mark
+    if head.count(0) > _FEW_NULS * len(head) and not wide:
         raise LogError(f"{name} is no text", "diagnose reads what an engine printed")
-
-
-def _placed(diagnosis: Diagnosis, spans: Sequence[_Span]) -> Diagnosis:
-    """The diagnosis with each line's number in its own file; the file's name only where there are several."""
-    if len(spans) < 2:
-        return diagnosis
-
-    def moved(evidence: Evidence) -> Evidence:
-        if evidence.line is None:
-            return evidence
-        span = next(span for span in reversed(spans) if evidence.line > span.before)
-        return structs.replace(evidence, line=evidence.line - span.before, path=evidence.path or span.name)
-
-    def placed(item: Finding) -> Finding:
-        return structs.replace(item, evidence=tuple(moved(one) for one in item.evidence))
-
-    return structs.replace(
-        diagnosis,
-        findings=tuple(placed(item) for item in diagnosis.findings),
-        suspicious=tuple(moved(one) for one in diagnosis.suspicious),
-    )
