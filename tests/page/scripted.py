@@ -7,6 +7,7 @@ gateway is driven by the other tests of this folder; here only what the page dra
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from PIL import Image
 
 STATIC = Path(__file__).parents[2] / "src" / "loadmaster" / "service" / "static"
 POLICY = (
@@ -245,7 +247,7 @@ class ScriptedServer:
         one = script.conversations[request.match_info["id"]]
         number = len(one["messages"])
         user = message_of(f"{one['id']}m{number}", "user", asked.get("text", ""))
-        user["pictures"] = [self._facts(sha) for sha in asked.get("pictures", [])]
+        user["pictures"] = [self._facts(picture) for picture in asked.get("pictures", [])]
         reply = message_of(f"{one['id']}m{number + 1}", "assistant", "")
         one["messages"] += [user, reply]
         one["title"] = one["title"] or asked.get("text", "")[:60]
@@ -255,19 +257,23 @@ class ScriptedServer:
         async def say(name: str, data: Any) -> None:
             await stream.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
 
-        await say("start", {"user": user, "assistant": reply["id"]})
+        await say("start", {"user": user, "assistant": reply, "title": one["title"], "forgotten": 0})
         for pause, name, data in script.pieces:
             if pause:
                 await asyncio.sleep(pause)
-            reply["text"] += data.get("text", "") if name == "delta" else ""
+            if name == "delta":
+                kind = "text" if "text" in data else "thinking"
+                data = {"at": len(reply[kind] or "")} | data
+                reply[kind] = (reply[kind] or "") + data[kind]
             await say(name, data)
         return stream
 
     async def stop(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({})
 
-    def _facts(self, sha: str) -> dict[str, Any]:
-        return {"sha256": sha, "width": 768, "height": 512, "original_width": 768, "original_height": 512, "name": "cat.png"}
+    def _facts(self, picture: dict[str, Any]) -> dict[str, Any]:
+        with Image.open(io.BytesIO(self.script.pictures[picture["sha256"]][0])) as image:
+            return picture | {"width": image.width, "height": image.height}
 
     async def picture(self, request: web.Request) -> web.StreamResponse:
         found = self.script.pictures.get(request.match_info["sha"])

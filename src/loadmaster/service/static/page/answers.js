@@ -1,9 +1,12 @@
 // Answers that are being written: asked for, followed, stopped, taken up again after a reload or a lost connection.
 import { useEffect, useState } from "./html.js";
 import { ApiError } from "./api.js";
+import { browserRepository } from "./browserrepository.js";
 import { changeMessage, goTo, loadList, repository, reread } from "./conversations.js";
+import { t } from "./i18n.js";
+import { refreshSession } from "./session.js";
 import { readEvents } from "./stream.js";
-import { model, store } from "./state.js";
+import { model, notify, store } from "./state.js";
 
 const RETRIES_MS = [300, 1000, 2000, 4000, 8000];
 const SAVE_EVERY_MS = 1000;
@@ -39,14 +42,11 @@ class Answer {
     });
   }
 
-  /** ``at``: the place of this piece in the whole text; a piece that is known already is left out. */
+  /** ``at``: the place of this piece in the whole; what is known beyond it is replaced. */
   add(kind, piece, at) {
     const known = this[kind];
-    if (at === undefined || at === null || at === known.length) this[kind] = known + piece;
-    else if (at === 0 && kind === "text" && piece.length >= known.length) this[kind] = piece;
-    else if (at < known.length) this[kind] = known.slice(0, at) + piece;
-    else this[kind] = known + piece;
-    this.state = kind === "text" ? "answering" : "thinking";
+    this[kind] = at === known.length ? known + piece : known.slice(0, at) + piece;
+    this.state = this.text !== "" ? "answering" : "thinking";
     this.changed();
   }
 }
@@ -66,8 +66,7 @@ export function useAnswer(id) {
 
 function hear(answer, name, data) {
   if (name === "delta") {
-    if (data.thinking) answer.add("thinking", data.thinking, data.at);
-    if (data.text) answer.add("text", data.text, data.at);
+    for (const kind of ["thinking", "text"]) if (data[kind] !== undefined) answer.add(kind, data[kind], data.at);
   } else if (name === "queue") {
     answer.state = "queued";
     answer.place = data.place ?? null;
@@ -77,17 +76,26 @@ function hear(answer, name, data) {
     answer.changed();
   } else if (name === "done") {
     answer.numbers = data.numbers ?? answer.numbers;
-    answer.state = data.state ?? "done";
-    answer.finish = data.finish_reason ?? data.finish ?? null;
+    answer.state = data.state;
+    noticeKept(data.stored);
   } else if (name === "error") {
     answer.error = { code: data.code, message: data.message, findings: data.findings ?? [] };
+    answer.numbers = data.numbers ?? answer.numbers;
+    noticeKept(data.stored);
     answer.state = "failed";
   }
 }
 
+/** The server's disk did not take the answer: said once, and the page turns to keeping things itself. */
+function noticeKept(stored) {
+  if (stored !== false) return;
+  notify(t("message.not_stored"), "problem");
+  refreshSession();
+}
+
 const over = (answer) => ["done", "stopped", "failed"].includes(answer.state);
 
-function settle(answer, title) {
+function settle(answer) {
   live.delete(answer.id);
   changeMessage(answer.id, {
     text: answer.text,
@@ -95,8 +103,6 @@ function settle(answer, title) {
     state: answer.state,
     error: answer.error,
     numbers: answer.numbers,
-    finish: answer.finish ?? null,
-    ...(title ?? {}),
   });
   for (const listener of [...answer.listeners]) listener();
   loadList();
@@ -106,7 +112,7 @@ function settle(answer, title) {
 async function follow(answer, response) {
   for (let attempt = 0; ; attempt++) {
     try {
-      if (response === null) response = await repository().attach(answer.conversation, answer.text.length, answer.abort.signal);
+      if (response === null) response = await repository().attach(answer.conversation, answer, answer.abort.signal);
       const before = answer.text.length;
       await readEvents(response, (name, data) => hear(answer, name, data));
       if (answer.text.length > before) attempt = 0;
@@ -143,7 +149,8 @@ async function follow(answer, response) {
 /** Ask the server. Resolves when the question is accepted; raises ApiError when it is not, and nothing has changed. */
 async function askServer(conversation, body) {
   const abort = new AbortController();
-  const { picture_facts: _, ...sent } = body;
+  const { picture_facts: facts, ...sent } = body;
+  if (facts) sent.pictures = facts.map(({ sha256, name, original_width, original_height }) => ({ sha256, name, original_width, original_height }));
   const response = await repository().answer(conversation, sent, abort.signal);
   let answer = null;
   let refused = null;
@@ -173,25 +180,18 @@ async function askServer(conversation, body) {
   if (refused) throw refused;
 }
 
-const messageOf = (given, otherwise) => (typeof given === "object" && given !== null ? { ...otherwise, ...given } : { ...otherwise, id: given });
-
 function begin(conversation, data, body, abort) {
   const { current } = store.get();
-  const now = Date.now() / 1000;
-  const blank = { thinking: null, pictures: [], state: "done", error: null, numbers: null, created: now };
-  const answerMessage = { ...messageOf(data.assistant ?? data.answer, { ...blank, role: "assistant", text: "" }), state: "streaming" };
+  const answerMessage = { ...data.assistant, state: "streaming" };
   let messages = current?.id === conversation ? current.messages : [];
   if (body.continue !== undefined) {
-    const kept = messages.find((one) => one.id === body.continue);
-    if (kept && answerMessage.id === kept.id) Object.assign(answerMessage, { text: kept.text, thinking: kept.thinking, created: kept.created });
     messages = messages.map((one) => (one.id === body.continue ? answerMessage : one));
   } else {
     if (body.regenerate !== undefined) {
       const index = messages.findIndex((one) => one.id === body.regenerate);
       messages = messages.slice(0, messages[index]?.role === "assistant" ? index : index + 1);
-    } else {
-      const asked = { ...blank, role: "user", text: body.text ?? "", pictures: body.picture_facts ?? [] };
-      messages = [...messages, messageOf(data.user, asked)];
+    } else if (data.user) {
+      messages = [...messages, data.user];
     }
     messages = [...messages, answerMessage];
   }
@@ -218,7 +218,8 @@ async function askBrowser(conversation, body) {
     return save();
   };
   const saving = setInterval(keep, SAVE_EVERY_MS);
-  const listen = (name, data) => hear(answer, name, name === "delta" && typeof data.at === "number" && data.text ? { ...data, at: data.at + offset } : data);
+  // a continued answer: the server counts from where its own piece begins
+  const listen = (name, data) => hear(answer, name, name === "delta" && data.text !== undefined ? { ...data, at: data.at + offset } : data);
   readEvents(response, listen)
     .then(() => {
       if (!over(answer)) Object.assign(answer, { state: "failed", error: { code: "connection_lost", message: "" } });
@@ -237,6 +238,7 @@ async function askBrowser(conversation, body) {
 /** Ask in the open conversation, or in a new one. Raises ApiError when the question is not accepted. */
 export async function askQuestion(body) {
   let { current } = store.get();
+  if (current !== null && store.get().session?.storage === "browser") await browserRepository.adopt(current);
   if (current === null) {
     const created = await repository().create();
     current = { settings: {}, messages: [], title: "", ...created };

@@ -25,6 +25,18 @@ async function save(conversation) {
   await write("conversations", conversation.id, conversation);
 }
 
+const base64 = (blob) =>
+  new Promise((resolve) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.readAsDataURL(blob);
+  });
+
+async function kindOf(blob) {
+  const head = new Uint8Array(await blob.slice(0, 4).arrayBuffer());
+  return head[0] === 0x89 ? "image/png" : "image/jpeg";
+}
+
 const blank = (role, text, pictures = []) => ({
   id: newId(), role, text, thinking: null, pictures, state: "done", error: null, numbers: null, created: now(),
 });
@@ -59,6 +71,10 @@ export const browserRepository = {
     return conversation;
   },
   remove: (id) => erase("conversations", id),
+  /** Keep a conversation that the server cannot keep any more. */
+  async adopt(conversation) {
+    if (!(await read("conversations", conversation.id))) await save({ settings: {}, ...conversation, messages: [...conversation.messages] });
+  },
   async edit(id, mid, text) {
     const conversation = await found(id);
     const index = conversation.messages.findIndex((one) => one.id === mid);
@@ -116,13 +132,24 @@ export const browserRepository = {
   async stop(id) {
     if (stopping?.id === id) stopping.stop.abort();
   },
+  /** The same file as the server's: JSON with the pictures inside. */
   async exported(id) {
-    return new Blob([JSON.stringify({ schema: 1, conversation: await found(id) }, null, 1)], { type: "application/json" });
+    const conversation = await found(id);
+    const pictures = {};
+    for (const { sha256 } of conversation.messages.flatMap((one) => one.pictures)) {
+      const blob = await read("pictures", sha256);
+      if (blob) pictures[sha256] = await base64(blob);
+    }
+    return new Blob([JSON.stringify({ schema: 1, conversation, pictures })], { type: "application/json" });
   },
   async imported(file) {
     const given = JSON.parse(await file.text());
-    const source = given.conversation ?? given;
+    const source = given.conversation ?? {};
     if (!Array.isArray(source.messages)) throw Object.assign(new Error("no messages"), { code: "import_invalid" });
+    for (const [sha256, text] of Object.entries(given.pictures ?? {})) {
+      const blob = new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]);
+      await write("pictures", sha256, new Blob([blob], { type: await kindOf(blob) }));
+    }
     const conversation = await browserRepository.create(String(source.title ?? ""));
     conversation.messages = source.messages.map((one) => ({
       ...blank(one.role === "assistant" ? "assistant" : "user", String(one.text ?? "")),

@@ -10,6 +10,7 @@ import { t } from "./i18n.js";
 import { Icon, IconButton } from "./icons.js";
 import { ParametersDrawer, sentParameters, setParameters, useParameters } from "./parameters.js";
 import { forgetUploads } from "./repository.js";
+import { refreshSession } from "./session.js";
 import { model, store, use } from "./state.js";
 
 const ACCEPT = "image/*";
@@ -56,6 +57,7 @@ export function Composer() {
     } catch (error) {
       // the draft is as it was: nothing typed is lost
       store.set({ asking: null, refusal: { code: error.code, message: error.message, retryAfter: error.retryAfter, findings: error.findings ?? [] } });
+      if (["storage_browser", "storage_full", "storage_failed", "read_only"].includes(error.code)) await refreshSession();
       if (error.status === 401) store.set({ login: { error: null } });
     }
     area.current?.focus();

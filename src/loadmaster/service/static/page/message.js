@@ -116,7 +116,7 @@ function Reply({ message, now, live, last }) {
     }
   };
   const retry = again({ regenerate: message.id });
-  const cut = message.finish === "length" || message.numbers?.finish_reason === "length";
+  const cut = message.numbers?.finish_reason === "length";
   const goOn = last && !live && text !== "" && (state === "stopped" || state === "failed" || cut);
   return html`
     <article class="message assistant" aria-label=${t("answer")} aria-busy=${live}>
@@ -126,6 +126,7 @@ function Reply({ message, now, live, last }) {
       ${!live && state === "stopped" && html`<p class="note">${t("message.stopped")}</p>`}
       ${!live && cut && state === "done" && html`<p class="note">${t("message.cut")}</p>`}
       ${!live && state === "failed" && html`<${Failure} error=${now.error} kept=${text !== ""} retry=${retry} busy=${busy} />`}
+      ${now.numbers?.changes && html`<p class="note">${now.numbers.changes}</p>`}
       ${now.numbers?.forgotten > 0 && html`<p class="note">${t("message.forgotten", { n: now.numbers.forgotten })}</p>`}
       <${Numbers} numbers=${now.numbers} />
       ${!live &&

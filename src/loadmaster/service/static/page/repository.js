@@ -19,8 +19,9 @@ export const serverRepository = {
   edit: (id, mid, text) => ask("PUT", at(id, `/messages/${encodeURIComponent(mid)}`), { json: { text, truncate: true } }),
   /** The stream of an answer. ``body``: {model, text?, pictures?, regenerate?, continue?, parameters}. */
   answer: (id, body, signal) => request("POST", at(id, "/answer"), { json: body, signal }),
-  /** The stream of an answer that is under way, from a character of it on. */
-  attach: (id, from, signal) => request("GET", at(id, `/answer?from=${from}`), { signal }),
+  /** The stream of an answer that is under way, from what is known of it on. */
+  attach: (id, { text, thinking }, signal) =>
+    request("GET", at(id, `/answer?from=${text.length}&thinking_from=${thinking.length}`), { signal }),
   stop: (id) => ask("POST", at(id, "/stop"), { json: {} }),
   exported: async (id, format) => (await request("GET", at(id, `/export?format=${format}`))).blob(),
   imported: (file) =>
