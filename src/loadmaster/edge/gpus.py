@@ -25,7 +25,7 @@ from loadmaster.core.gputable import (
 )
 from loadmaster.edge.regularfile import open_to_read
 
-__all__ = ["GpuSpecError", "read_nvml", "read_recording", "record", "resolve_gpus"]
+__all__ = ["GpuSpecError", "open_devices", "read_nvml", "read_recording", "record", "resolve_gpus"]
 
 RECORDING_LIMIT_BYTES = 4 * MIB
 _GIVE_A_SPEC = "name the cards instead, for example --gpus 2xRTX4090 or --gpus 2x24GiB"
@@ -127,6 +127,15 @@ def read_nvml(library: Any = None, environ: Mapping[str, str] | None = None) -> 
         _try(library.nvmlShutdown)
 
 
+def open_devices(library: Any, environ: Mapping[str, str]) -> list[Any]:
+    """The library's handles of the cards that a CUDA program with this environment would see, in its order.
+
+    ``library``: initialised. A card in MIG mode stands for its first instance. Raises :class:`GpuSpecError` when
+    there are none.
+    """
+    return _Reader(library, environ).devices()
+
+
 def _try(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The call's answer, or None: any NVML call may be unsupported on a card, a driver or a container."""
     try:
@@ -154,6 +163,19 @@ class _Reader:
         self.environ = environ
 
     def cards(self) -> tuple[GpuFacts, ...]:
+        chosen = self._chosen()
+        facts = [self._card(place, number, handle) for place, (number, handle) in enumerate(chosen)]
+        facts = self._with_peers(facts, [handle for _, handle in chosen])
+        return self._with_order_note(facts)
+
+    def devices(self) -> list[Any]:
+        found = []
+        for number, handle in self._chosen():
+            instances = self._mig_instances(handle) if number >= 0 and self._mig_enabled(handle) else []
+            found.append(instances[0] if instances else handle)
+        return found
+
+    def _chosen(self) -> list[tuple[int, Any]]:
         count = _count(_try(self.library.nvmlDeviceGetCount))
         if not count:
             raise GpuSpecError("the NVIDIA driver reports no card", _GIVE_A_SPEC)
@@ -167,9 +189,7 @@ class _Reader:
                     "unset CUDA_VISIBLE_DEVICES, or " + _GIVE_A_SPEC,
                 )
             raise GpuSpecError(f"the NVIDIA driver reports {count} cards, but none can be opened", _GIVE_A_SPEC)
-        facts = [self._card(place, number, handle) for place, (number, handle) in enumerate(chosen)]
-        facts = self._with_peers(facts, [handle for _, handle in chosen])
-        return self._with_order_note(facts)
+        return chosen
 
     def _handle(self, number: int) -> Any:
         return _try(self.library.nvmlDeviceGetHandleByIndex, number)

@@ -258,7 +258,7 @@ def leftovers(identity: Identity) -> tuple[Member, ...]:
     reused = first is not None and not same_first
 
     def belongs(process: Member) -> bool:
-        mark = _mark(process.pid)
+        mark = mark_of(process.pid)
         if mark is not None:
             return mark == identity.marker
         if process.session != identity.pid or reused:
@@ -322,7 +322,8 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _mark(pid: int) -> str | None:
+def mark_of(pid: int) -> str | None:
+    """The run that a process was started in, as its environment says; None: of none, or it cannot be read."""
     beginning = f"{RUN_VARIABLE}=".encode()
     found = next((entry for entry in _environment(pid) if entry.startswith(beginning)), None)
     return None if found is None else found[len(beginning) :].decode("utf-8", "replace")
