@@ -25,7 +25,7 @@ _STROKES: dict[str, tuple[tuple[tuple[float, float], ...], ...]] = {
     ),
     "4": (((0.75, 2.0), (0.75, 0.0), (0.0, 1.4), (1.0, 1.4)),),
     "5": (
-        ((0.95, 0.0), (0.15, 0.0), (0.1, 0.9), (0.5, 0.78), (0.9, 1.0), (1.0, 1.4), (0.8, 1.85), (0.4, 2.0), (0.0, 1.85)),
+        ((0.95, 0.0), (0.15, 0.0), (0.1, 0.9), (0.5, 0.78), (0.9, 1.0), (1.0, 1.4), (0.8, 1.85), (0.4, 2.0), (0, 1.85)),
     ),
     "7": (((0.0, 0.0), (1.0, 0.0), (0.35, 2.0)),),
 }  # fmt: skip
@@ -40,7 +40,7 @@ _SEGMENT_LINES = {
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The picture, RGB, of the scene's width and height."""
+    """The picture, RGB, of the scene's width and height; ``info["number"]``: the box of the number's digits."""
     random = Random(scene.seed)
     size = (scene.width * _TWICE, scene.height * _TWICE)
     image = Image.new("RGB", size, scene.paper)
@@ -52,14 +52,17 @@ def draw(scene: Scene) -> Image.Image:
     for thing in scene.things:
         _thing(pen, thing)
     if scene.number is not None:
-        _number(image, scene.number)
-    return image.reduce(_TWICE)
+        box = _number(image, scene.number)
+    drawn = image.reduce(_TWICE)
+    if scene.number is not None:
+        drawn.info["number"] = tuple(edge / _TWICE for edge in box)
+    return drawn
 
 
 def roughened(image: Image.Image, random: Random) -> Image.Image:
     """As pictures arrive: scaled by some program, compressed, a little blurred; the size stays."""
     if random.random() < 0.35:
-        factor = random.choice((0.7, 0.85, 1.3, 1.6, 2.5))
+        factor = random.choice((0.7, 0.85, 1.3, 1.7))
         other = (max(32, round(image.width * factor)), max(32, round(image.height * factor)))
         image = image.resize(other, Image.Resampling.BILINEAR).resize(
             image.size, random.choice((Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
@@ -233,7 +236,8 @@ _OUTLINES: dict[str, list[tuple[Points, str]]] = {
 # ------------------------------------------------------------------------------------------------ numbers
 
 
-def _number(image: Image.Image, number: Number) -> None:
+def _number(image: Image.Image, number: Number) -> tuple[int, int, int, int]:
+    """The box that the digits fill."""
     tall = max(8, round(number.height * _TWICE))
     mask = _typed(number.digits, tall) if number.style == "type" else _stroked(number, tall)
     if number.slant:
@@ -254,6 +258,7 @@ def _number(image: Image.Image, number: Number) -> None:
         box = (x - edge, y - edge, x + mask.width + edge, y + mask.height + edge)
         ImageDraw.Draw(image).rounded_rectangle(box, edge, number.plate)
     image.paste(number.rgb, (x, y), mask)
+    return x, y, x + mask.width, y + mask.height
 
 
 @cache

@@ -75,6 +75,16 @@ def single(random: Random, width: int, height: int, unseen: bool) -> Scene:
     return Scene(width=width, height=height, background=name, paper=rgb, things=(thing,), seed=random.getrandbits(30))
 
 
+def same_kind(random: Random, other: Scene, width: int, height: int) -> Scene:
+    """One thing of the kind that the other scene shows, in a colour of its own."""
+    colours = tuple(colour for colour in COLOURS if colour != other.things[0].colour)
+    colour, kind = pick(random, (other.things[0].kind,), colours, False)
+    size = random.uniform(0.2, 0.44) * min(width, height)
+    name, rgb = paper(random, {colour})
+    thing = _thing(random, colour, kind, width / 2, height / 2, size)
+    return Scene(width=width, height=height, background=name, paper=rgb, things=(thing,), seed=random.getrandbits(30))
+
+
 def many(random: Random, width: int, height: int, unseen: bool) -> Scene:
     """One to five of a kind, and at times some of another: for counting."""
     kinds: tuple[str, ...] = random.choice((SHAPES, SHAPES, ICONS))

@@ -152,7 +152,8 @@ def paper(random: Random, avoid: set[str]) -> tuple[str | None, Rgb]:
             rgb = shade(random, name)
         if not any(clash(name or "white", colour) for colour in avoid):
             return name, rgb
-    name = next(colour for colour in random.sample(COLOURS, len(COLOURS)) if not any(clash(colour, a) for a in avoid))
+    others = [colour for colour in random.sample(COLOURS, len(COLOURS)) if colour not in avoid]
+    name = min(others, key=lambda colour: sum(clash(colour, other) for other in avoid))
     return name, shade(random, name)
 
 
