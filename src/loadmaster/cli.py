@@ -32,6 +32,7 @@ TABLE = {
     "up": ("serve", "Start a deployment under supervision and wait until it truly answers"),
     "verify": ("verify", "Prove end to end that a service sees and answers"),
     "status": ("serve", "What is true now: engine, gateway and supervisor of a deployment, or of all"),
+    "runs": ("runs", "What was planned and what was really held, run by run"),
     "logs": ("serve", "The log of the engine and of what supervises it"),
     "restart": ("serve", "Stop a deployment and start it again with its configuration as it is now"),
     "down": ("serve", "Stop a deployment and everything that it started"),

@@ -123,10 +123,15 @@ def gpu_sheet(
     from msgspec import structs
 
     from loadmaster.core.facts import EngineFacts
+    from loadmaster.core.localcalibration import with_learnt
     from loadmaster.core.plan import make_plan
     from loadmaster.core.recommend import recommend
+    from loadmaster.edge.learnt import read_learnt
 
-    cards = read_engine_cards(gpu_spec)
+    learnt, problem = read_learnt()
+    if problem is not None:
+        click.echo(f"earlier runs do not count: {problem}", err=True)
+    cards = with_learnt(read_engine_cards(gpu_spec), learnt)
     launch = launch_after(name, flags, engine.version)
     engine = EngineFacts(engine.name, engine.version or launch.engine_version)
     if wanted:

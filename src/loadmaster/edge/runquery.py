@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from loadmaster.core.downsampling import Slots, coarser
 from loadmaster.core.facts import Finding, LoadSheet
+from loadmaster.core.reconcile import Reconciliation, RunActual
 from loadmaster.core.runrecord import KeptFinding, RunEnding, RunRecord
+from loadmaster.core.served import RankReplay
 from loadmaster.edge.readingtiers import TIERS, layout_names, second_slots, unpack
 from loadmaster.edge.runschema import SchemaTooNew, connect_for_reading
 
@@ -29,6 +31,13 @@ class StoredRun(Struct, frozen=True, kw_only=True):
     number: int
     record: RunRecord
     ending: RunEnding | None = None
+
+
+class RunObservation(Struct, frozen=True, kw_only=True):
+    """What was read of a run when it was ready, and what the growth of its ranks is replayed from."""
+
+    actual: RunActual
+    replays: tuple[RankReplay, ...] = ()
 
 
 class Column(Struct, frozen=True):
@@ -87,6 +96,41 @@ class RunQuery:
         with contextlib.suppress(msgspec.MsgspecError):
             return msgspec.json.decode(row[0], type=LoadSheet)
         return None
+
+    def observation(self, number: int) -> RunObservation | None:
+        """What the ready engine of a run was compared with, to go on from."""
+        with self._open() as database:
+            row = (
+                None
+                if database is None
+                else database.execute("SELECT content FROM observation WHERE run = ?", (number,)).fetchone()
+            )
+        with contextlib.suppress(msgspec.MsgspecError):
+            return None if row is None else msgspec.json.decode(row[0], type=RunObservation)
+        return None
+
+    def reconciliations(self, number: int) -> list[Reconciliation]:
+        """Plan against actual of a run, at the points that it reached; what an older release wrote otherwise is not."""
+        with self._open() as database:
+            if database is None:
+                return []
+            rows = database.execute(
+                "SELECT content FROM reconciliation WHERE run = ? ORDER BY at", (number,)
+            ).fetchall()
+        return [found for row in rows if (found := _reconciliation(row[0])) is not None]
+
+    def reconciled_runs(self, limit: int) -> list[tuple[StoredRun, list[Reconciliation]]]:
+        """The newest runs that were reconciled when they were ready."""
+        with self._open() as database:
+            if database is None:
+                return []
+            rows = database.execute(
+                "SELECT number, record, ended, message, code, content FROM run"
+                " JOIN reconciliation ON run = number AND point = 'ready' ORDER BY number DESC LIMIT ?",
+                (limit,),
+            ).fetchall()
+        pairs = [(_run(row[:5]), _reconciliation(row[5])) for row in rows]
+        return [(run, [found]) for run, found in pairs if run is not None and found is not None]
 
     def findings(self, deployment: str, since: float = 0.0, until: float = math.inf) -> list[KeptFinding]:
         """The findings of a deployment that held at any time in between, the oldest first."""
@@ -166,6 +210,12 @@ class RunQuery:
             raise RunsUnreadable(f"{self.path}: {error}") from None
         except sqlite3.Error as error:
             raise RunsUnreadable(f"{self.path} cannot be read: {error}") from None
+
+
+def _reconciliation(content: str) -> Reconciliation | None:
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(content, type=Reconciliation)
+    return None
 
 
 def _run(row: tuple[int, str, float | None, str | None, int | None]) -> StoredRun | None:

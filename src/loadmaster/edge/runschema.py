@@ -25,6 +25,9 @@ MIGRATIONS: tuple[str, ...] = (
         run INTEGER NOT NULL REFERENCES run ON DELETE CASCADE, point TEXT NOT NULL, at REAL NOT NULL,
         content TEXT NOT NULL, PRIMARY KEY (run, point)
     ) WITHOUT ROWID;
+    CREATE TABLE observation (
+        run INTEGER PRIMARY KEY REFERENCES run ON DELETE CASCADE, content TEXT NOT NULL
+    );
     CREATE TABLE finding (
         number INTEGER PRIMARY KEY, deployment TEXT NOT NULL, code TEXT NOT NULL, since REAL NOT NULL, until REAL,
         content TEXT NOT NULL

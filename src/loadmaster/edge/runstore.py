@@ -15,21 +15,19 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from loadmaster.core.facts import Finding, LoadSheet
 from loadmaster.core.observation import Snapshot
+from loadmaster.core.reconcile import Reconciliation
 from loadmaster.core.runrecord import RunEnding, RunRecord
 from loadmaster.core.series import values_of
 from loadmaster.edge.readingtiers import Tiers
-from loadmaster.edge.runquery import RunQuery
+from loadmaster.edge.runquery import RunObservation, RunQuery
 from loadmaster.edge.runschema import SchemaTooNew, connect, is_damaged, set_aside
 from loadmaster.edge.statehome import StateError, make_folder
-
-if TYPE_CHECKING:
-    from loadmaster.core.reconcile import Reconciliation
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -103,9 +101,14 @@ class RunStore:
         held = tuple(findings)
         self._hand_over(lambda database: _set_findings(database, self.deployment, at, held))
 
-    def reconcile(self, run: int, point: str, at: float, reconciliation: Reconciliation) -> None:
-        """Keep plan against actual of a run at ``point`` ("ready", "serving"); replaces an earlier one."""
-        values = (run, point, at, _json(reconciliation))
+    def observe(self, run: int, observation: RunObservation) -> None:
+        """Keep what was read of a ready engine, for who reconciles its highest point later."""
+        values = (run, _json(observation))
+        self._hand_over(lambda database: database.execute("INSERT OR REPLACE INTO observation VALUES (?, ?)", values))
+
+    def reconcile(self, run: int, at: float, reconciliation: Reconciliation) -> None:
+        """Keep plan against actual of a run at its point; replaces an earlier one."""
+        values = (run, reconciliation.point, at, _json(reconciliation))
         self._hand_over(
             lambda database: database.execute(
                 "INSERT OR REPLACE INTO reconciliation (run, point, at, content) VALUES (?, ?, ?, ?)", values

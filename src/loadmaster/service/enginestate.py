@@ -66,7 +66,9 @@ class EngineState(Struct, frozen=True, kw_only=True):
     ``phase``: the last phase of the start that the log showed. ``runner``: the run-engine that says all this.
     ``supervisor``: the process that has to look after it, None when it was started by hand. ``restarts``: starts
     after a crash since ``up``; ``failures``: crashes in a row. ``timings``: seconds of parts of the start.
-    ``retry_at``: when a crashed engine is started again, seconds of the epoch.
+    ``notes``: what is contradictory or not known of why it ended.
+    ``retry_at``: when a crashed engine is started again, seconds of the epoch. ``run``: the number of this start in
+    the store.
     """
 
     state: State
@@ -78,6 +80,7 @@ class EngineState(Struct, frozen=True, kw_only=True):
     message: str = ""
     restarts: int = 0
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
     exit: ExitFacts | None = None
     model: str | None = None
     runner: Pid | None = None
@@ -87,6 +90,7 @@ class EngineState(Struct, frozen=True, kw_only=True):
     retry_at: float | None = None
     timings: dict[str, float] = {}
     version: str | None = None
+    run: int | None = None
 
 
 class EngineRun(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ is only data: URLs in the plain form, or base64 where the form has it, of pictur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -48,13 +48,18 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 async def apply(
-    messages: list[Any], rules: ImageRules, pool: ImagePool, fetcher: Fetcher | None = None
+    messages: list[Any],
+    rules: ImageRules,
+    pool: ImagePool,
+    fetcher: Fetcher | None = None,
+    seen: Callable[[tuple[int, int]], None] | None = None,
 ) -> tuple[list[Any], list[str]]:
     """The messages with ``rules`` applied to their pictures, and what was changed, in short ASCII sentences.
 
     ``messages`` is not modified; messages without a changed picture are the same objects in the result. A picture is
     converted the same way every time, so one that is kept stays byte for byte the same from turn to turn.
-    ``fetcher`` gets pictures by URL when the rules allow it; by default one of the rules' limits.
+    ``fetcher`` gets pictures by URL when the rules allow it; by default one of the rules' limits. ``seen`` is called
+    with the size of each picture that goes to the engine.
     Raises ImageError, whose ``param`` says where the picture stands.
     """
     places = list(_pictures(messages))
@@ -67,6 +72,9 @@ async def apply(
     if rules.allow_urls and fetcher is None:
         fetcher = Fetcher(FetchLimits(max_bytes=rules.max_bytes, timeout_s=rules.timeout_s))
     outcomes = await _convert_all(kept, rules, pool, fetcher)
+    for outcome in outcomes:
+        if seen is not None and outcome.size is not None:
+            seen(outcome.size)
 
     changes = []
     if left_out:

@@ -10,6 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from loadmaster.core.deployment import Deployment
+from loadmaster.core.diagnosis import Diagnoser, Diagnosis, ExitSeen
+from loadmaster.core.logfacts import LogReadings
+from loadmaster.core.logreadings import FactsReader
+from loadmaster.core.logtext import read_line
 from loadmaster.core.secrets import HIDDEN, hide_in_text, is_secret_name
 from loadmaster.engines.base import Engine
 from loadmaster.service.keys import secrets_of_environment
@@ -18,6 +22,7 @@ _LONGEST_LINE = 64 * 1024
 _SHORTEST_SECRET = 6  # shorter values stand in words of every log
 _ENDS = re.compile(rb"[\r\n]")
 _LAST_LINES = 40
+_OWN_SIGNATURES = ("vllm", "llamacpp")  # any other program may print what any engine does
 
 
 def secret_values(deployment: Deployment, api_key: str | None, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -40,7 +45,7 @@ def secret_values(deployment: Deployment, api_key: str | None, environment: Mapp
 class Outputs:
     """Reads the pipe into which an engine and its children write, in a thread, until all of them have closed it.
 
-    ``on_phase`` is called in that thread. ``failures``: (code, line number, line) in the order of the log.
+    ``on_phase`` is called in that thread.
     """
 
     def __init__(self, engine: Engine, secrets: Iterable[str], on_phase: Callable[[str], None], sink: int = 1) -> None:
@@ -50,7 +55,9 @@ class Outputs:
         self._sink = sink
         self._rest = b""
         self._number = 0
-        self.failures: list[tuple[str, int, str]] = []
+        self._facts = FactsReader()
+        self._diagnoser = Diagnoser(engine.name if engine.name in _OWN_SIGNATURES else None)
+        self._lock = threading.Lock()
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self._reader, self.writer = os.pipe()
         self._thread = threading.Thread(target=self._read, name="engine-output", daemon=True)
@@ -69,6 +76,15 @@ class Outputs:
         """Wait until everything that was written is read, at most so long."""
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def readings(self) -> LogReadings:
+        """Memory as the engine has printed it so far."""
+        return self._facts.facts().readings
+
+    def diagnosis(self, ended: ExitSeen | None = None) -> Diagnosis:
+        """What the log says so far of why the engine ended, or does not answer; without secrets."""
+        with self._lock:
+            return self._diagnoser.close(ended)
 
     def _read(self) -> None:
         while True:
@@ -103,17 +119,18 @@ class Outputs:
         # the reader of our output may be gone; the engine must not be stopped by that
         with contextlib.suppress(OSError):
             _write(self._sink, (raw if shown == line else shown.encode()) + end)
+        number = self._number + 1  # a progress bar is written over within its line
         if end == b"\n":
-            self._number += 1
+            self._number = number
+        with self._lock:
+            self._diagnoser.feed(shown, number)
         if not shown.strip():
             return
         self.last.append(shown)
+        self._facts.read(read_line(line))
         phase = self._engine.phase(line)
         if phase is not None:
             self._on_phase(phase)
-        code = self._engine.failure(line)
-        if code is not None and len(self.failures) < 200:
-            self.failures.append((code, self._number, shown.strip()))
 
 
 def _write(descriptor: int, data: bytes) -> None:

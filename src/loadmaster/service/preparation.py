@@ -18,11 +18,13 @@ from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import EngineFacts, Finding, GpuFacts, LaunchArgs, LoadSheet, ModelFacts
 from loadmaster.core.hostplan import make_host_plan
 from loadmaster.core.knownmodels import known_model
+from loadmaster.core.localcalibration import with_learnt
 from loadmaster.core.plan import make_plan
 from loadmaster.core.secrets import hide_in_environment, hide_in_words
 from loadmaster.edge.gguf import read_gguf
 from loadmaster.edge.gpus import GpuSpecError, resolve_gpus
 from loadmaster.edge.host import read_host
+from loadmaster.edge.learnt import read_learnt
 from loadmaster.edge.modeldir import ModelError, read_source
 from loadmaster.edge.resolve import resolve
 from loadmaster.engines.base import Engine
@@ -120,6 +122,10 @@ def _prepare_cards(deployment: Deployment, version: str | None) -> Prepared:
     not_checked: list[str] = []
     model = _model(deployment.model, not_checked)
     gpus = _cards(deployment.gpus, not_checked)
+    if gpus is not None:
+        learnt, problem = read_learnt()
+        gpus = with_learnt(gpus, learnt)
+        not_checked += [] if problem is None else [f"earlier runs: {problem}"]
     # a port that is taken is stepped around, and what others hold on the cards is waited for
     host = structs.replace(read_host(), ports_in_use=())
     empty = None if gpus is None else tuple(structs.replace(gpu, free_bytes=None, processes=None) for gpu in gpus)

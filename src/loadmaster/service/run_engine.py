@@ -22,8 +22,10 @@ from msgspec import Struct
 
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.deployment import Deployment
+from loadmaster.core.diagnosis import Diagnosis, ExitSeen
 from loadmaster.core.enginelog import phase_words
 from loadmaster.core.facts import Evidence, Finding
+from loadmaster.core.logfacts import LogFacts
 from loadmaster.core.secrets import hide_in_text
 from loadmaster.edge.gpurelease import wait_released
 from loadmaster.edge.ports import holder, is_free
@@ -33,7 +35,7 @@ from loadmaster.engines.base import Engine, EngineError
 from loadmaster.engines.readiness import NotReady, Ready, probe, wait_ready, warm_up, warm_up_picture
 from loadmaster.service import backoff, gpumemory
 from loadmaster.service.background import in_thread
-from loadmaster.service.causes import exit_code_of, failure_findings, oom_kills
+from loadmaster.service.causes import all_findings, exit_code_of, explained, oom_kills, open_questions, root_of
 from loadmaster.service.enginechoice import engine_of
 from loadmaster.service.enginestate import (
     FINAL,
@@ -56,6 +58,7 @@ from loadmaster.service.places import FOLDER_VARIABLE, Busy, Places, locked
 from loadmaster.service.portchoice import choose_port, listening_port
 from loadmaster.service.preparation import Prepared, prepare, refuse
 from loadmaster.service.refusal import Refusal
+from loadmaster.service.runrecorder import RunRecorder, said_of
 
 CRASHED = 4
 _LOOK_EVERY_S = 0.1
@@ -74,6 +77,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     code: int
     message: str
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
     exit: ExitFacts | None = None
     crashed: bool = False
 
@@ -96,6 +100,7 @@ class RunEngine:
         self._stop_patience_s = deployment.supervision.stop_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._prepared = Prepared()
+        self._recorder: RunRecorder | None = None
         self._state = EngineState(
             state="checking", since=time.time(), runner=Pid.of(os.getpid()), supervisor=supervisor
         )
@@ -149,6 +154,8 @@ class RunEngine:
             self._log(f"not checked: {sentence}")
         if (short := await self._wait_for_memory()) is not None:
             return short
+        run = await in_thread(self._record)
+        self._state = msgspec.structs.replace(self._state, run=run)
         try:
             port = self._start()
         except (EngineError, ProcessError) as error:
@@ -187,22 +194,22 @@ class RunEngine:
             hint = f" ({reason.hint})" if reason.hint else ""
             if self._ended() is not None:
                 return self._died()
-            found = self._failure_findings()
             message = f"{hide_in_text(reason.message)}{hint}"
-            return Outcome(code=1 if reason.final else CRASHED, message=message, findings=found, crashed=True)
+            return self._outcome(1 if reason.final else CRASHED, message)
         except _Died:
             return self._died()
         for problem in done.problems:
             self._log(hide_in_text(problem))
         if silent is not None:
             message = hide_in_text(f"it stopped answering in its warm-up: {'; '.join(done.problems)}")
-            return Outcome(code=CRASHED, message=message, findings=self._failure_findings(), crashed=True)
+            return self._outcome(CRASHED, message)
         seconds = {"listed": ready.listed_s, "answered": ready.answered_s, "ready": time.monotonic() - begin}
         seconds |= {"warm-up text": done.text_s} if done.text_s is not None else {}
         seconds |= {"warm-up picture": done.picture_s} if done.picture_s is not None else {}
         self._ready_since = time.time()
         said = hide_in_text("; ".join(done.problems)) or f"answers at {url}"
         self._say("ready", said, timings={name: round(value, 3) for name, value in seconds.items()})
+        await in_thread(self._reconcile)
         try:
             standing = await self._while_it_lives(
                 watch_engine(url, model, key, engine, deployment.supervision.stuck_after_s, chat=ready.chat)
@@ -232,10 +239,12 @@ class RunEngine:
         why = "run-engine was killed"
         if last is not None and last.state in FINAL:
             why = last.message
-            self._state = msgspec.structs.replace(self._state, exit=last.exit, findings=last.findings)
+            self._state = msgspec.structs.replace(
+                self._state, exit=last.exit, findings=last.findings, notes=last.notes
+            )
         self._say("exited", f"{why}; starts again in {wait_s:.3g} s", retry_at=time.time() + wait_s)
         await asyncio.sleep(wait_s)
-        self._state = msgspec.structs.replace(self._state, exit=None, findings=(), retry_at=None)
+        self._state = msgspec.structs.replace(self._state, exit=None, findings=(), notes=(), retry_at=None)
 
     async def _wait_for_memory(self) -> Outcome | None:
         wanted = gpumemory.needed(self._prepared.sheet, self._prepared.gpus)
@@ -299,6 +308,23 @@ class RunEngine:
         self._oom_kills = oom_kills()
         self._say("loading", f"started as process {child.pid}, port {port}")
         return port
+
+    # ------------------------------------------------------------------------------------------ what is kept of it
+
+    def _record(self) -> int | None:
+        """Keep the beginning of this run; its number."""
+        self._recorder = RunRecorder(self._places, self._log)
+        return self._recorder.begin(self._deployment, self._prepared)
+
+    def _reconcile(self) -> None:
+        """Compare the plan with what the ready engine holds, and say who is off."""
+        child, outputs, recorder = self._child, self._outputs, self._recorder
+        if child is None or outputs is None or recorder is None:
+            return
+        own = [member.pid for member in child.members()]
+        found = recorder.ready(outputs.readings(), gpumemory.read_cards() if self._prepared.gpus else None, own)
+        for line in [] if found is None else said_of(found):
+            self._log(line)
 
     # ------------------------------------------------------------------------------------------ while it runs
 
@@ -386,24 +412,38 @@ class RunEngine:
         ended = self._ended() or Exit()
         if self._outputs is not None:
             self._outputs.finish(_READ_REST_S)
-        failures = self._outputs.failures if self._outputs is not None else []
-        found = failure_findings(failures, ended, oom_kills() - self._oom_kills)
-        code = exit_code_of(found, self._grammar, served=self._ready_since is not None)
+        seen = ExitSeen(code=ended.code, signal=ended.signal, oom_kills=oom_kills() - self._oom_kills)
+        diagnosis = self._diagnosis(seen)
+        code = exit_code_of(diagnosis.findings, self._grammar, served=self._ready_since is not None)
         where = f"in the phase {self._state.phase}" if self._state.phase else "before it said how far it was"
         if self._ready_since is not None:
             where = "while it served"
-        title = f": {found[0].title}" if found else ""
+        root = root_of(diagnosis)
+        title = f": {root.title}" if root is not None else ""
         return Outcome(
             code=code,
             message=f"the engine ended {where} ({ended.words}){title}",
-            findings=(*found, *self._prepared.findings),
+            findings=all_findings(diagnosis, self._prepared),
+            notes=open_questions(diagnosis),
             exit=ExitFacts(ended.code, ended.signal),
             crashed=code == CRASHED,
         )
 
-    def _failure_findings(self) -> tuple[Finding, ...]:
-        failures = self._outputs.failures if self._outputs is not None else []
-        return (*failure_findings(failures, Exit(), 0), *self._prepared.findings)
+    def _outcome(self, code: int, message: str) -> Outcome:
+        """Of an engine that lives and has to be ended, with what its log says of it."""
+        diagnosis = self._diagnosis(None)
+        return Outcome(
+            code=code,
+            message=message,
+            findings=all_findings(diagnosis, self._prepared),
+            notes=open_questions(diagnosis),
+            crashed=True,
+        )
+
+    def _diagnosis(self, ended: ExitSeen | None) -> Diagnosis:
+        if self._outputs is None:
+            return Diagnosis(None, LogFacts())
+        return explained(self._outputs.diagnosis(ended), self._deployment, self._prepared)
 
     def _conclude(self, outcome: Outcome, stopped: Stopped | None) -> int:
         failures = 0
@@ -419,12 +459,16 @@ class RunEngine:
             state,
             outcome.message,
             findings=outcome.findings,
+            notes=outcome.notes,
             exit=ended,
             failures=failures,
             pid=None,
             process=None,
             retry_at=None,
         )
+        if self._recorder is not None:
+            self._recorder.end(hide_in_text(outcome.message), outcome.code)
+            self._recorder.close()
         self._guard.close()
         return outcome.code
 
