@@ -168,7 +168,7 @@ def _head(shown: ShownRun, width: int, paint: Paint) -> list[str]:
 
 def _card(card: CardReconciliation, point: str, width: int, paint: Paint) -> list[str]:
     name = f" ({card.name})" if card.name else ""
-    lines = [paint(f"GPU {card.index}{name}, {_POINTS.get(point, point)}", "bold")]
+    lines: list[str] = []
     lines.append(f"  {'GiB':<22}{'planned':>9}{'expected':>10}{'actual':>9}{'off by':>9}")
     for line in card.lines:
         lines.append(_row(line, paint if line.name in card.off else plain))
@@ -181,6 +181,7 @@ def _card(card: CardReconciliation, point: str, width: int, paint: Paint) -> lis
         lines.append(f"  {'unexplained':<22}{'':>9}{'':>10}{'unknown':>9}")
     else:
         lines.append(f"  {'unexplained':<22}{'':>9}{'':>10}{'':>9}{_bare_signed(card.unexplained_bytes):>9}")
+    lines = [paint(f"GPU {card.index}{name}, {_POINTS.get(point, point)}", "bold"), *(row.rstrip() for row in lines)]
     for label, reason in [*((line.name, line.reason) for line in card.lines), ("unexplained", card.reason)]:
         if reason:
             lines += wrap(f"{label}: {reason}", width, "  ", "    ")
