@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,5 +51,5 @@ PARTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "/think>", "a", "\
 def test_how_the_stream_is_cut_does_not_matter(parts: list[str], cuts: list[int], inside: bool) -> None:
     whole = "".join(parts)
     bounds = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-    pieces = [whole[begin:end] for begin, end in zip(bounds, bounds[1:])]
+    pieces = [whole[begin:end] for begin, end in itertools.pairwise(bounds)]
     assert split(pieces, inside=inside) == split([whole], inside=inside)

@@ -53,6 +53,20 @@ class LogFile:
         return [line.decode("utf-8", "replace") for line in lines]
 
 
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last whole lines of a file, of at most a MiB at its end; none when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _MOST_AT_ONCE))
+            data = file.read(_MOST_AT_ONCE)
+    except OSError:
+        return []
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    whole = lines[1 if size > _MOST_AT_ONCE else 0 : -1]
+    return [line.decode("utf-8", "replace") for line in whole[-count:]]
+
+
 def rotate(path: Path, *, most_bytes: int, keep: int) -> bool:
     """Move a log that is over ``most_bytes`` to ``path.1`` (older ones to .2 and so on); True when it did.
 

@@ -73,6 +73,7 @@ class Gateway:
         self.routes = (CHAT_ROUTE, COMPLETIONS_ROUTE, *settings.further_routes)
         self.passage = Passage(self.backends, self.metrics, self.limits, settings.image_rules)
         self.stopping = False
+        self.page: Page | None = None
 
     # --- what is told about the gateway itself
 
@@ -191,7 +192,8 @@ def create_app(settings: GatewaySettings) -> web.Application:
         app.router.add_post(route, gateway.answer, expect_handler=gateway.expected)
     app.cleanup_ctx.append(_running)
     if settings.page is not None:
-        Page(gateway, settings.page).attach(app)
+        gateway.page = Page(gateway, settings.page)
+        gateway.page.attach(app)
     app.on_response_prepare.append(_headers)
     return app
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from loadmaster.core.deployment import FURTHER_ROUTES, is_loopback
-from loadmaster.core.facts import GIB, MIB, LoadSheet
+from loadmaster.core.facts import GIB, MIB, Finding, LoadSheet
+from loadmaster.core.observation import Snapshot
 from loadmaster.core.verification import Report, Step
 from loadmaster.service.imagepool import Outcome
 
@@ -74,12 +75,25 @@ class ProbeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     answer_fresh_s: float = 10.0
 
 
+class Watched(Protocol):
+    """What sees cards and engine, second by second. What it tells has a ``kind`` and ``data``."""
+
+    @property
+    def latest(self) -> Snapshot | None: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    def subscribe(self) -> AsyncIterator[Any]: ...
+
+
 class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The chat page. ``database``: the file of conversations, None: browsers keep them.
 
     ``look_at``: decodes a picture apart from this process; raises ImageError. ``max_images``, ``max_pixels``: what the
     picture rules let through, None: all. ``thinking``: whether the model's template knows the switch, None: unknown.
-    ``log``, ``engine_state``: the engine's files. ``prove``: runs the checklist and calls back after each step.
+    ``log``, ``engine_state``: the engine's files. ``runs``: the file of recorded runs. ``watch``: what sees cards and
+    engine (service/watch.py), None: nothing does. ``prove``: runs the checklist and calls back after each step.
     """
 
     deployment: str
@@ -93,6 +107,8 @@ class PageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     plan: LoadSheet | None = None
     log: str | None = None
     engine_state: str | None = None
+    runs: str | None = None
+    watch: Watched | None = None
     prove: Callable[[Callable[[Step], None]], Awaitable[Report]] | None = None
 
 

@@ -20,7 +20,7 @@ from loadmaster.core.contextuse import corrected, first_kept, guessed_tokens
 from loadmaster.core.conversation import Conversation, Message, PictureRef, Role, title_of
 from loadmaster.edge.conversations import ConversationStore, Picture
 from loadmaster.service.admission import FullError
-from loadmaster.service.answerstream import GrowingAnswer
+from loadmaster.service.answerstream import GrowingAnswer, units
 from loadmaster.service.backends import Group, current_state
 from loadmaster.service.errors import ApiError, invalid
 from loadmaster.service.gatewaysettings import CHAT_ROUTE
@@ -248,7 +248,7 @@ class PageAnswers:
             "title": title if title is not None else conversation.title,
             "forgotten": prepared.forgotten,
         }
-        return await self._stream(request, generation, head, 0, 0)
+        return await self._stream(request, generation, head, units(begun.text), units(begun.thinking or ""))
 
     async def _turn(self, visitor: Visitor, conversation: Conversation, asked: _Ask) -> tuple[list[Message], Message]:
         """The messages that lead to the answer, and the answer as it begins."""

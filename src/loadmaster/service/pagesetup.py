@@ -16,6 +16,7 @@ from loadmaster.service.gatewaysettings import PageSettings
 from loadmaster.service.imagepool import ImagePool, Outcome
 from loadmaster.service.images import ImageRules
 from loadmaster.service.places import Places
+from loadmaster.service.runrecorder import store_path
 
 _DAY_S = 24 * 3600.0
 _PROOF_TIMEOUT_S = 120.0
@@ -51,6 +52,7 @@ def page_settings(
         plan=plan,
         log=str(places.backend_log),
         engine_state=str(places.engine),
+        runs=str(store_path(places)),
         prove=_proof(deployment, places, plan, own_key),
     )
 

@@ -16,6 +16,7 @@ from loadmaster.service.gatewaysettings import PageSettings
 from loadmaster.service.modelfacts import context_tokens
 from loadmaster.service.pageanswers import PageAnswers
 from loadmaster.service.pageconversations import PageConversations
+from loadmaster.service.pageevents import PageEvents
 from loadmaster.service.pagefiles import PageFiles
 from loadmaster.service.pagerequest import Desk, reply
 from loadmaster.service.pagesessions import LONGEST_S, Visitor, check_own_page, cookie_name
@@ -41,6 +42,7 @@ class Page:
         self._files = PageFiles()
         self.conversations = PageConversations(self.desk)
         self.answers = PageAnswers(self.desk, self.conversations)
+        self.events = PageEvents(self.desk)
 
     def attach(self, app: web.Application) -> None:
         """Add the page's routes to the gateway's application, and its house-keeping."""
@@ -52,12 +54,14 @@ class Page:
         router.add_post("/api/logout", self.logout)
         self.conversations.attach(app)
         self.answers.attach(app)
+        self.events.attach(app)
         app.cleanup_ctx.append(self._running)
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
         await self.desk.shelf.open()
         house = asyncio.create_task(self.desk.shelf.keep_house())
         yield
+        await self.events.close()
         await self.answers.close()
         house.cancel()
         await asyncio.gather(house, return_exceptions=True)
