@@ -231,7 +231,7 @@ def test_phases_of_its_log(service: Service) -> None:
     engine = engine_for(service.deployment)
     lines = service.log.read_text().splitlines()
     assert [phase for line in lines if (phase := engine.phase(line))] == ["loading", "serving"]
-    assert all(engine.failure(line) is None for line in lines)
+    assert all(LogReader("llamacpp-log.toml").failure(line) is None for line in lines)
 
 
 def test_warm_up_with_the_largest_picture(service: Service) -> None:

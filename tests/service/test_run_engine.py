@@ -15,11 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.deployment import Deployment, EngineSection
+from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, GpuLoad, GpuProcess, LaunchPlan, LoadSheet, ModelSummary
+from loadmaster.core.logfacts import LogFacts
 from loadmaster.edge.gpurelease import Release
-from loadmaster.edge.process import Exit, Stopped, read_process
+from loadmaster.edge.process import Stopped, read_process
 from loadmaster.service import gpumemory, run_engine
-from loadmaster.service.causes import exit_code_of, failure_findings
+from loadmaster.service.causes import all_findings, exit_code_of, explained
 from loadmaster.service.enginestate import EngineState, Pid, read_run, read_state, write_state
 from loadmaster.service.preparation import Prepared
 from loadmaster.service.run_engine import RunEngine
@@ -320,26 +324,29 @@ def test_the_memory_of_every_process_that_was_ever_seen_is_looked_for(
     assert asked == [(41, 42)]
 
 
-def test_the_earliest_cause_comes_first_and_the_mask_goes_when_there_is_one() -> None:
-    lines = [
-        ("engine-dead-masked", 3, "(EngineCore pid=1) ERROR 11-30 10:00:00 [core.py:1] EngineCore failed to start."),
-        ("no-kv-memory", 9, "(Worker pid=2) ERROR 11-30 10:00:00 [x.py:1] ValueError: No available memory. Try more."),
-        ("oom-weights", 12, "later"),
-        ("no-such-code", 13, "unknown"),
-    ]
-    found = failure_findings(lines, Exit(code=1), 0)
-    assert [one.code for one in found] == ["no-kv-memory", "oom-weights"]
-    assert found[0].cause == "It said: ValueError: No available memory."
-    assert found[0].evidence[0].line == 9
-    assert exit_code_of(found, "vllm-log.toml", served=False) == 1
-    assert exit_code_of(found, "vllm-log.toml", served=True) == 4
-    masked = failure_findings(lines[:1], Exit(code=1), 0)
-    assert [one.code for one in masked] == ["engine-dead-masked"]
-    assert exit_code_of(masked, "vllm-log.toml", served=False) == 4
+def test_another_start_is_worth_its_while_unless_the_cause_is_certain_and_stays() -> None:
+    certain = finding("no-kv-memory", "x")
+    assert exit_code_of([certain], "vllm-log.toml", served=False) == 1
+    assert exit_code_of([certain], "vllm-log.toml", served=True) == 4
+    assert exit_code_of([finding("no-kv-memory", "x", confidence="likely")], "vllm-log.toml", served=False) == 4
+    for code in ("engine-dead-masked", "port-in-use", "free-memory-below-request", "illegal-memory-access"):
+        assert exit_code_of([finding(code, "x")], "vllm-log.toml", served=False) == 4, code
+    assert exit_code_of([finding("eager-mode-cost", "x")], "vllm-log.toml", served=False) == 4
+    assert exit_code_of([], "vllm-log.toml", served=False) == 4
 
 
-def test_a_kill_counts_as_lack_of_host_memory_only_when_the_kernel_counted_one() -> None:
-    assert failure_findings([], Exit(signal=signal.SIGKILL), 0) == ()
-    (found,) = failure_findings([], Exit(signal=signal.SIGKILL), 2)
-    assert (found.code, found.confidence) == ("host-ram-killed", "likely")
-    assert failure_findings([], Exit(signal=signal.SIGSEGV), 2) == ()
+def test_what_the_log_shows_comes_before_what_was_found_before_the_start() -> None:
+    log = Diagnosis(False, LogFacts(), (finding("no-kv-memory", "as it happened"),))
+    planned = (finding("no-kv-memory", "as planned"), finding("eager-mode-cost", "x"))
+    found = all_findings(log, Prepared(findings=planned))
+    assert [(one.code, one.cause) for one in found] == [("no-kv-memory", "as it happened"), ("eager-mode-cost", "x")]
+
+
+def test_a_deployment_of_vllm_is_diagnosed_with_its_own_flags_and_without_its_secrets() -> None:
+    section = EngineSection(flags=["--max-model-len", "8k", "--api-key", SECRET], env={"HF_TOKEN": SECRET})
+    deployment = Deployment(name="x", model="org/m", engine=section)
+    found = explained(Diagnosis(False, LogFacts()), deployment, Prepared(version="0.24.0")).facts
+    assert found.launch is not None
+    assert found.launch.flags["--max-model-len"] == 8000
+    assert found.engine == EngineFacts("vllm", "0.24.0")
+    assert SECRET not in str(found)

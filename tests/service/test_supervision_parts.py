@@ -112,7 +112,9 @@ def test_the_log_passes_unchanged_and_is_read_on_the_way() -> None:
     passed, outputs, phases = _through(lines)
     assert passed == lines + b"\n"
     assert phases == ["loading"]
-    assert outputs.failures == [("no-kv-memory", 3, "No available memory for the cache blocks. Try")]
+    (found,) = outputs.diagnosis().findings
+    assert (found.code, found.evidence[0].line) == ("no-kv-memory", 3)
+    assert found.evidence[0].text == "No available memory for the cache blocks. Try"
 
 
 def test_secrets_do_not_reach_the_log() -> None:

@@ -223,8 +223,16 @@ def _show_findings(findings: tuple[Finding, ...]) -> None:
         _say(findings_text(findings, terminal_width(), terminal_paint()) + "\n")
 
 
+def _show_failure(status: Status) -> None:
+    from loadmaster.render.diagnosis import failure_text
+
+    text = failure_text(status.findings, status.notes, terminal_width(), terminal_paint())
+    if text:
+        _say(text + "\n")
+
+
 def _explain(status: Status, seconds: float) -> None:
-    _show_findings(tuple(finding for finding in status.findings if finding.severity != "note"))
+    _show_failure(status)
     web = status.supervisor.programs.get(f"{status.name}-web")
     if status.supervisor.pid is None:
         said = f": {status.state}{f', {status.message}' if status.message else ''}"
@@ -243,7 +251,8 @@ def _explain(status: Status, seconds: float) -> None:
         reason = f"{what}: {status.state}: {status.message}"
         hint = f"the supervisor goes on trying: loadmaster status {status.name}, loadmaster down {status.name}"
     else:
-        reason, hint = f"{status.state}: {status.message}", f"loadmaster logs {status.name}"
+        reason = f"{status.state}: {status.message}"
+        hint = f"loadmaster logs {status.name}; loadmaster diagnose --deployment {status.name}"
     raise Failure(f"{status.name} {reason}", hint, PROBLEM)
 
 
@@ -384,7 +393,7 @@ def status(name: str | None, as_json: bool) -> None:
         text = status_text(found[0]) if name is not None else status_table(found)
         write_result(text + "\n")
         if name is not None:
-            _show_findings(tuple(finding for finding in found[0].findings if finding.severity == "error"))
+            _show_failure(found[0])
     health = [one.healthy for one in found if name is not None or one.state != "down"]
     sys.exit(PROBLEM if False in health else COULD_NOT_TELL if None in health else OK)
 

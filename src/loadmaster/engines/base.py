@@ -47,7 +47,7 @@ class EngineError(Exception):
 class Engine(Protocol):
     """One run of one engine: it remembers how far the log that it is shown has come.
 
-    ``phase`` and ``failure`` are shown every line of the log once, in order.
+    ``phase`` is shown every line of the log once, in order.
     """
 
     @property
@@ -76,10 +76,6 @@ class Engine(Protocol):
 
     def phase(self, line: str) -> str | None:
         """The phase that begins with this line of the log, None when none does."""
-        ...
-
-    def failure(self, line: str) -> str | None:
-        """The code of the failure that this line shows, None when it shows none."""
         ...
 
     def detect_version(self) -> str | None:

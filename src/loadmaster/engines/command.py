@@ -37,9 +37,6 @@ class CommandEngine:
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
 
-    def failure(self, line: str) -> str | None:
-        return self._log.failure(line)
-
     def detect_version(self) -> str | None:
         return None
 

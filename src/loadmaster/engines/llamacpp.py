@@ -64,9 +64,6 @@ class LlamaCppEngine:
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
 
-    def failure(self, line: str) -> str | None:
-        return self._log.failure(line)
-
     def detect_version(self) -> str | None:
         code = "import importlib.metadata as m; print(m.version('xllamacpp'))"
         try:

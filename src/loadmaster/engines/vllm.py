@@ -87,9 +87,6 @@ class VllmEngine:
     def phase(self, line: str) -> str | None:
         return self._log.phase(line)
 
-    def failure(self, line: str) -> str | None:
-        return self._log.failure(line)
-
     def detect_version(self) -> str | None:
         """Ask the package's metadata, which is quick, then ``vllm --version``; a container by its tag alone."""
         if self._container is not None:

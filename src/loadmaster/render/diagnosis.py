@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.facts import EngineFacts, Evidence, Finding
@@ -25,6 +26,7 @@ _REACHED = {
     "served": "it answered requests",
 }
 _PAGES = "docs/failures"
+_EVIDENCE_SHOWN, _FIXES_SHOWN, _OTHERS_SHOWN, _NOTES_SHOWN = 2, 3, 4, 4
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -67,7 +69,10 @@ def diagnosis_text(diagnosis: Diagnosis, width: int = 80, paint: Paint = plain, 
     errors = [item for item in diagnosis.findings if item.severity == "error"]
     first = diagnosis.findings[:1] if errors or everything else ()
     blocks = [_headline(diagnosis, bool(errors), paint)]
-    blocks += [_with_page(item, width, paint) for item in (diagnosis.findings if everything else first)]
+    blocks += [
+        _with_page(item if everything else _short(item), width, paint)
+        for item in (diagnosis.findings if everything else first)
+    ]
     rest = () if everything else diagnosis.findings[len(first) :]
     if rest:
         blocks.append(_others(rest, width, paint))
@@ -77,6 +82,29 @@ def diagnosis_text(diagnosis: Diagnosis, width: int = 80, paint: Paint = plain, 
     if diagnosis.notes:
         blocks.append("\n".join(line for note in diagnosis.notes for line in wrap(note, width, "note: ", "  ")))
     return "\n\n".join(blocks)
+
+
+def failure_text(findings: Sequence[Finding], notes: Sequence[str], width: int = 80, paint: Paint = plain) -> str:
+    """Why a deployment failed, in one screen: the root cause in full, a line for each of the others."""
+    worth = [item for item in shown(tuple(findings)) if item.severity != "note"]
+    worth.sort(key=lambda item: item.severity != "error")
+    blocks = [_with_page(_short(item), width, paint) for item in worth[:1]]
+    if worth[1:]:
+        lines = [f"{item.severity}[{item.code}]: {item.title}" for item in worth[1 : 1 + _OTHERS_SHOWN]]
+        hidden = len(worth) - 1 - len(lines)
+        lines += [f"and {hidden} more"] if hidden > 0 else []
+        blocks.append("\n".join(line for each in lines for line in wrap(each, width, "also: ", "  ")))
+    said = [line for note in shown(tuple(notes))[:_NOTES_SHOWN] for line in wrap(note, width, "note: ", "  ")[:3]]
+    if said:
+        blocks.append("\n".join(said))
+    return "\n\n".join(blocks)
+
+
+def _short(item: Finding) -> Finding:
+    """With as many fixes and lines of evidence as one screen has room for."""
+    kept = [item.fixes[0]] if item.fixes else []
+    kept += [fix for fix in item.fixes[1:] if fix.argv or fix.env or fix.command or fix.remove][: _FIXES_SHOWN - 1]
+    return structs.replace(item, evidence=item.evidence[:_EVIDENCE_SHOWN], fixes=tuple(kept))
 
 
 def _headline(diagnosis: Diagnosis, failed: bool, paint: Paint) -> str:

@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadmaster.core.checks.catalogue import codes, finding
+from msgspec import structs
+
+from loadmaster.core.argv import parse_argv
+from loadmaster.core.deployment import Deployment
+from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.enginelog import repeats
-from loadmaster.core.facts import Evidence, Finding
-from loadmaster.edge.process import Exit
+from loadmaster.core.facts import EngineFacts, Finding
+from loadmaster.core.logfixes import with_fixes
+from loadmaster.core.secrets import hide_in_environment, hide_in_words
+from loadmaster.service.preparation import Prepared
 
 CRASHED = 4
 _MASK = "engine-dead-masked"
 # What others hold may be gone at the next start, which waits for it.
-_PASSES = frozenset({"gpu-held-by-other-process", "free-memory-below-request", "port-in-use"})
-_MOST_EVIDENCE = 300
-_PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
+_PASSES = frozenset({"gpu-held-by-other-process", "free-memory-below-request", "port-in-use", "hub-offline"})
 
 
-def failure_findings(failures: Sequence[tuple[str, int, str]], ended: Exit, kills: int) -> tuple[Finding, ...]:
-    """A finding for each code that the log showed, the root cause first: the earliest that names one.
-
-    ``failures``: (code, line number, line) in the order of the log. ``kills``: processes that the kernel killed for
-    memory since the start.
-    """
-    known = frozenset(codes())
-    first: dict[str, tuple[int, str]] = {}
-    for code, number, line in failures:
-        if code in known:
-            first.setdefault(code, (number, line))
-    if len(first) > 1:
-        first.pop(_MASK, None)  # it only says that something died
-    found = [
-        finding(code, f"It said: {_message(line)}", evidence=[Evidence("log", line[:_MOST_EVIDENCE], line=number)])
-        for code, (number, line) in sorted(first.items(), key=lambda item: item[1][0])
-    ]
-    if ended.signal == signal.SIGKILL and kills > 0:
-        cause = f"the engine was killed by SIGKILL, and the kernel killed {kills} for lack of memory meanwhile"
-        found.insert(
-            0, finding("host-ram-killed", cause, evidence=[Evidence("host", "oom_kill grew")], confidence="likely")
-        )
-    return tuple(found)
+def explained(diagnosis: Diagnosis, deployment: Deployment, prepared: Prepared) -> Diagnosis:
+    """The diagnosis with fixes for what the deployment launches, on the cards and with the model that are here."""
+    facts = diagnosis.facts
+    if deployment.engine.kind == "vllm":
+        version = prepared.version or facts.engine.version
+        words = hide_in_words(["vllm", "serve", deployment.model, *deployment.engine.flags])
+        launch = parse_argv(words, engine_version=version, env=hide_in_environment(deployment.engine.env))
+        facts = structs.replace(facts, launch=launch, engine=EngineFacts("vllm", version))
+    elif deployment.engine.kind == "llamacpp":
+        facts = structs.replace(facts, engine=EngineFacts("llamacpp", prepared.version))
+    # what others held of the cards then is in the log, what they hold now is another matter
+    cards = tuple(structs.replace(gpu, free_bytes=None, processes=None) for gpu in prepared.gpus)
+    return with_fixes(structs.replace(diagnosis, facts=facts), prepared.model, cards or None)
 
 
-def _message(line: str) -> str:
-    """The line without who wrote it when, up to the end of its first sentence."""
-    text = _PREFIX.sub("", line).strip()
-    end = text.find(". ")
-    return (text[: end + 1] if 0 < end < _MOST_EVIDENCE else text)[:_MOST_EVIDENCE]
+def all_findings(diagnosis: Diagnosis, prepared: Prepared) -> tuple[Finding, ...]:
+    """What the log shows, then what was found before the start and is not among it."""
+    said = {item.code for item in diagnosis.findings}
+    return (*diagnosis.findings, *(item for item in prepared.findings if item.code not in said))
+
+
+def open_questions(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """What is not known, and where no cause is: the first lines that look like one."""
+    lines = [f"line {one.line} looks like a failure: {one.text}" for one in diagnosis.suspicious]
+    return (*diagnosis.notes, *lines)
+
+
+def root_of(diagnosis: Diagnosis) -> Finding | None:
+    """The finding that says why it ended; None where none does."""
+    first = next(iter(diagnosis.findings), None)
+    return first if first is not None and first.severity == "error" else None
 
 
 def exit_code_of(found: Sequence[Finding], grammar: str, *, served: bool) -> int:
     """1: the same launch would fail again; 4: another start is worth its while.
 
-    An engine that served once is started again whatever it died of.
+    An engine that served once is started again whatever it died of, and so is one whose cause is not certain.
     """
-    if served or not found or found[0].code in _PASSES or found[0].code == _MASK:
+    root = next(iter(found), None)
+    if served or root is None or root.severity != "error" or root.confidence != "certain":
         return CRASHED
-    return 1 if repeats(grammar, found[0].code) else CRASHED
+    if root.code in _PASSES or root.code == _MASK:
+        return CRASHED
+    return 1 if repeats(grammar, root.code) else CRASHED
 
 
 def oom_kills() -> int:

@@ -91,6 +91,7 @@ class Status(Struct, frozen=True, kw_only=True):
     supervisor: SupervisorStatus = SupervisorStatus()
     run_engine: int | None = None
     findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
     exit: ExitFacts | None = None
     timings: dict[str, float] = {}
     left_over: tuple[int, ...] = ()
@@ -141,6 +142,7 @@ def status_of(places: Places, deployment: Deployment | None = None) -> Status:
         supervisor=supervisor,
         run_engine=runner,
         findings=said.findings if said is not None else (),
+        notes=said.notes if said is not None else (),
         exit=said.exit if said is not None else None,
         timings=said.timings if said is not None and state == "ready" else {},
         left_over=tuple(member.pid for member in everyone) if supervisor.pid is None and runner is None else (),
