@@ -67,7 +67,8 @@ class EngineReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The engine. Requests, tokens, preemptions and errors are totals since it started, over all replicas.
 
     Latencies are means over what ended in the last interval: None when nothing did. ``kv_cache_usage``: of the
-    fullest replica. ``queue_s``: time in the engine's queue. ``steps``: grows with each of its steps.
+    fullest replica. ``queue_s``: time in the engine's queue. ``held``: requests that
+    wait in the gateway, which ``waiting`` does not count. ``steps``: grows with each of its steps.
     ``thinking_tokens``: those of ``generation_tokens`` that the gateway saw as reasoning. ``pictures``: asked of
     its picture cache. ``host_cores``: processors that its first process used, which prepares the pictures; 1.0 is
     one core. ``events``: lines of its log by the names in ``core/data/alerts.toml``.
@@ -79,6 +80,7 @@ class EngineReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: int | None = None
     running: int | None = None
     waiting: int | None = None
+    held: int | None = None
     kv_cache_usage: float | None = None
     steps: float | None = None
     preemptions: int | None = None
