@@ -383,8 +383,8 @@ def _weight(message: Message) -> int:
 def _used(database: sqlite3.Connection, owner: str) -> int:
     pictures = database.execute("SELECT total(size) FROM picture WHERE owner = ?", (owner,)).fetchone()[0]
     texts = database.execute(
-        "SELECT total(length(text) + length(coalesce(thinking, ''))) FROM message JOIN conversation"
-        " ON conversation.id = message.conversation WHERE owner = ?",
+        "SELECT total(length(CAST(text AS BLOB)) + length(CAST(coalesce(thinking, '') AS BLOB)))"
+        " FROM message JOIN conversation ON conversation.id = message.conversation WHERE owner = ?",
         (owner,),
     ).fetchone()[0]
     return int(pictures + texts)

@@ -6,6 +6,7 @@ the gateway from one of the engine behind it. Nothing here may hold a key or a r
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -57,6 +58,15 @@ class ImageError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def places_of(failure: BaseException) -> str:
+    """Where an exception came from, without what it says: its type, and the lines that it went through."""
+    trace, places = failure.__traceback__, []
+    while trace is not None:
+        places.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{type(failure).__name__} at {' > '.join(places[-8:])}"
 
 
 def invalid(code: str, message: str, param: str | None = None) -> ApiError:

@@ -12,7 +12,6 @@ import logging
 import re
 import secrets
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from aiohttp import HttpVersion11, web
 
 from loadmaster.service.backends import Backends
 from loadmaster.service.connections import Listener, machine_name, raise_open_files
-from loadmaster.service.errors import ApiError, error_body
+from loadmaster.service.errors import ApiError, error_body, places_of
 from loadmaster.service.gatewaymetrics import CONTENT_TYPE, GatewayMetrics
 from loadmaster.service.gatewaysettings import (
     CHAT_ROUTE,
@@ -257,9 +256,9 @@ def _door(gateway: Gateway) -> Any:
             if request.transport is not None:
                 request.transport.abort()
             response = web.Response(status=CLIENT_LEFT)
-        except Exception:
+        except Exception as error:
             # The traceback names code, not values: a request's text or a key must not reach the log.
-            _log.error("request %s failed: %s", request[NAME], _places(sys.exc_info()))
+            _log.error("request %s failed: %s", request[NAME], places_of(error))
             response = _refuse(ApiError(500, "internal_error", "the gateway failed; its log says where"), request)
         route = _route(request, known)
         gateway.metrics.requests.labels(route, request.get(MODEL, ""), str(response.status)).inc()
@@ -325,16 +324,6 @@ def _refuse(error: ApiError, request: web.Request) -> web.Response:
     if request.can_read_body and not request.content.at_eof():
         response.force_close()  # the rest of the body is not worth reading
     return response
-
-
-def _places(failure: Any) -> str:
-    """Where an exception came from: its type, and the lines that it went through."""
-    kind, _, trace = failure
-    places = []
-    while trace is not None:
-        places.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return f"{kind.__name__ if kind else 'error'} at {' > '.join(places[-8:])}"
 
 
 def serve(settings: GatewaySettings, announce: Callable[[str], None] | None = None) -> None:

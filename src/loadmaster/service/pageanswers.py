@@ -6,8 +6,7 @@ A question goes the way of every request, through the same rules, queue and limi
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,22 +15,18 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct, field
 
-from loadmaster.core.contextuse import corrected, first_kept, guessed_tokens
-from loadmaster.core.conversation import Conversation, Message, PictureRef, Role, title_of
-from loadmaster.edge.conversations import ConversationStore, Picture
-from loadmaster.service.admission import FullError
+from loadmaster.core.conversation import Conversation, Message, Role, title_of
+from loadmaster.edge.conversations import ConversationStore
 from loadmaster.service.answerstream import GrowingAnswer, units
 from loadmaster.service.backends import Group, current_state
 from loadmaster.service.errors import ApiError, invalid
-from loadmaster.service.gatewaysettings import CHAT_ROUTE
-from loadmaster.service.modelfacts import context_tokens, tokens_of_picture
+from loadmaster.service.generation import Follower, Generation, last_events
 from loadmaster.service.pageconversations import PageConversations, check_text, new_id
+from loadmaster.service.pagequestion import Parameters, Question, Questions
 from loadmaster.service.pagerequest import Desk, event, reply, whole_number
 from loadmaster.service.pagesessions import Visitor
-from loadmaster.service.passage import full, stopping
 from loadmaster.service.pictureshown import Given, picture_refs
-from loadmaster.service.requestbody import Body
-from loadmaster.service.requestrules import MOST_MESSAGES, Asked, judge
+from loadmaster.service.requestrules import MOST_MESSAGES
 from loadmaster.service.shelf import not_found
 
 _SAVE_S = 0.5
@@ -40,16 +35,7 @@ _MOST_SYSTEM = 65_536
 _MOST_FOLLOWERS = 64  # of one answer
 _LEFT_OUT_PICTURE = "data:,"  # the picture rules put a word in its place without looking at it
 
-
-class Parameters(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a question is asked with; None: as the model has it."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
-    system: str | None = None
-    thinking: bool | None = None
+_log = logging.getLogger("loadmaster.gateway")
 
 
 class _Ask(Struct, forbid_unknown_fields=True):
@@ -73,110 +59,15 @@ class _AskOnce(Struct, forbid_unknown_fields=True):
     parameters: Parameters = Parameters()
 
 
-class Question(Struct, kw_only=True):
-    """What goes to the engine. ``held``: the bytes of its pictures, counted until it is sent."""
-
-    body: dict[str, Any]
-    asked: Asked
-    group: Group
-    held: Body
-    image_tokens: int | None
-    forgotten: int
-
-
-class Generation:
-    """One answer that is being written. ``number``: of its conversation, None when the browser keeps it."""
-
-    def __init__(self, answers: PageAnswers, visitor: Visitor, number: str | None, growing: GrowingAnswer) -> None:
-        self._answers = answers
-        self.visitor = visitor
-        self.number = number
-        self.growing = growing
-        self.followers = 0
-        self.stored = number is not None
-        self._stopping = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, question: Question) -> None:
-        self._task = asyncio.create_task(self._run(question))
-
-    def stop(self) -> None:
-        if self._task is not None and not self._task.done() and not self._stopping:
-            self._stopping = True
-            self._task.cancel()
-
-    async def over(self) -> None:
-        if self._task is not None:
-            await asyncio.wait((self._task,))
-
-    async def _run(self, question: Question) -> None:
-        saving = asyncio.create_task(self._save_often())
-        try:
-            await self._ask(question)
-            self.growing.end("done")
-        except asyncio.CancelledError:
-            if not self._stopping:
-                self.growing.fail("gateway_stopping", "the gateway stopped before the answer was whole")
-            self.growing.end("stopped" if self._stopping else "failed")
-        except ApiError as error:
-            self.growing.fail(error.code, error.message, self._answers.findings(question.group))
-            self.growing.end("failed")
-        except Exception:
-            self.growing.fail("internal_error", "the gateway failed; its log says where")
-            self.growing.end("failed")
-            raise
-        finally:
-            saving.cancel()
-            question.held.__exit__(None, None, None)
-            await self._save()
-            self._answers.done(self)
-
-    async def _ask(self, question: Question) -> None:
-        """Through the gateway to the engine. Raises :class:`ApiError`."""
-        gateway = self._answers.desk.gateway
-        began = asyncio.get_running_loop().time()
-        model = question.group.model
-        with (
-            gateway.use_of(self.visitor.key),
-            gateway.passage.flight(self.growing, new_id(), CHAT_ROUTE, model) as flight,
-        ):
-            whole = await gateway.passage.answer(
-                CHAT_ROUTE, question.body, question.asked, self.visitor.owner, flight, began, self.growing.told
-            )
-        if whole is not None:
-            raise _refusal(whole)
-        if self.growing.error is not None and self.growing.error.code.startswith("engine"):
-            problem = self.growing.error
-            self.growing.error = None
-            self.growing.fail(problem.code, problem.message, self._answers.findings(question.group))
-
-    async def _save_often(self) -> None:
-        seen = -1
-        while True:
-            await asyncio.sleep(_SAVE_S)
-            if self.growing.version != seen:
-                seen = self.growing.version
-                await self._save()
-
-    async def _save(self) -> None:
-        """Keep what is there; a disk that refuses costs the answer nothing, it is told at the end."""
-        if self.number is None:
-            return
-        try:
-            await self._answers.desk.shelf.ask(ConversationStore.grow, self.number, self.growing.message())
-        except ApiError:
-            self.stored = False
-        else:
-            self.stored = True
-
-
 class PageAnswers:
     """The handlers, and the answers that are being written."""
 
     def __init__(self, desk: Desk, conversations: PageConversations) -> None:
         self.desk = desk
         self._conversations = conversations
+        self._questions = Questions(desk)
         self._loose: set[Generation] = set()
+        self._accepting: set[asyncio.Task[None]] = set()
 
     def attach(self, app: web.Application) -> None:
         app.router.add_post("/api/conversations/{id}/answer", self.ask)
@@ -188,8 +79,7 @@ class PageAnswers:
         """End what is still being written, and keep it."""
         running = [*self._conversations.running.values(), *self._loose]
         for generation in running:
-            if generation._task is not None:
-                generation._task.cancel()
+            generation.end()
         await asyncio.gather(*(generation.over() for generation in running))
 
     def done(self, generation: Generation) -> None:
@@ -210,38 +100,23 @@ class PageAnswers:
         check_text(asked.text)
         number = request.match_info["id"]
         if number in self._conversations.running:
-            raise ApiError(409, "answer_running", "an answer is being written in this conversation, stop it first")
+            raise _answer_running()
         shelf = self.desk.shelf
         conversation = await shelf.ask(ConversationStore.get, visitor.owner, number)
         if conversation is None:
             raise not_found()
         question, begun = await self._turn(visitor, conversation, asked)
-        prepared = await self._prepare(visitor, [*question], asked, begun)
+        prepared = await self._questions.prepare(
+            visitor, question, asked.model, asked.parameters, asked.continue_ is not None
+        )
         user = question[-1] if asked.regenerate is None and asked.continue_ is None else None
         title = title_of(asked.text) if not conversation.title and user is not None else None
-        try:
-            if number in self._conversations.running:
-                raise ApiError(409, "answer_running", "an answer is being written in this conversation, stop it first")
-            generation = Generation(self, visitor, number, self._growing(begun, prepared))
-            self._conversations.running[number] = generation
-            try:
-                if asked.continue_ is not None:
-                    await shelf.ask(ConversationStore.edit, visitor.owner, number, begun, truncate=True, at=time.time())
-                else:
-                    added = [begun] if user is None else [user, begun]
-                    after = question[-1].id if user is None else None
-                    await shelf.ask(
-                        ConversationStore.add, visitor.owner, number, added, after=after, title=title, at=time.time()
-                    )
-                settings = msgspec.to_builtins(asked.parameters) | {"model": prepared.group.model}
-                await shelf.ask(ConversationStore.change, visitor.owner, number, settings=settings)
-            except BaseException:
-                self.done(generation)
-                raise
-        except BaseException:
-            prepared.held.__exit__(None, None, None)
-            raise
-        generation.start(prepared)
+        generation = Generation(self, visitor, number, self._growing(begun, prepared))
+        # kept and begun together, also when the browser leaves just now
+        accepting = asyncio.create_task(self._accept(generation, prepared, asked, question, user, begun, title))
+        self._accepting.add(accepting)
+        accepting.add_done_callback(self._accepting.discard)
+        await asyncio.shield(accepting)
         head = {
             "user": user,
             "assistant": begun,
@@ -249,6 +124,36 @@ class PageAnswers:
             "forgotten": prepared.forgotten,
         }
         return await self._stream(request, generation, head, units(begun.text), units(begun.thinking or ""))
+
+    async def _accept(
+        self,
+        generation: Generation,
+        prepared: Question,
+        asked: _Ask,
+        question: Sequence[Message],
+        user: Message | None,
+        begun: Message,
+        title: str | None,
+    ) -> None:
+        """Keep the question and let the answer begin; neither, when it cannot be kept."""
+        shelf, owner, number = self.desk.shelf, generation.visitor.owner, generation.number or ""
+        try:
+            if number in self._conversations.running:
+                raise _answer_running()
+            self._conversations.running[number] = generation
+            if asked.continue_ is not None:
+                await shelf.ask(ConversationStore.edit, owner, number, begun, truncate=True, at=time.time())
+            else:
+                added = [begun] if user is None else [user, begun]
+                after = question[-1].id if user is None else None
+                await shelf.ask(ConversationStore.add, owner, number, added, after=after, title=title, at=time.time())
+            settings = msgspec.to_builtins(asked.parameters) | {"model": prepared.group.model}
+            await shelf.ask(ConversationStore.change, owner, number, settings=settings)
+        except BaseException:
+            prepared.held.close()
+            self.done(generation)
+            raise
+        generation.start(prepared)
 
     async def _turn(self, visitor: Visitor, conversation: Conversation, asked: _Ask) -> tuple[list[Message], Message]:
         """The messages that lead to the answer, and the answer as it begins."""
@@ -291,10 +196,9 @@ class PageAnswers:
             pictures = await picture_refs(self.desk.shelf, visitor.owner, said.pictures)
             messages.append(Message(id=new_id(), role=said.role, text=said.text, pictures=pictures))
         begun = Message(id=new_id(), role="assistant", state="streaming", created=time.time())
-        once = _Ask(model=asked.model, parameters=asked.parameters)
-        if messages[-1].role == "assistant":
-            once.continue_ = messages[-1].id
-        prepared = await self._prepare(visitor, messages, once, begun)
+        prepared = await self._questions.prepare(
+            visitor, messages, asked.model, asked.parameters, messages[-1].role == "assistant"
+        )
         generation = Generation(self, visitor, None, self._growing(begun, prepared))
         self._loose.add(generation)
         generation.start(prepared)
@@ -306,102 +210,6 @@ class PageAnswers:
 
     def _growing(self, begun: Message, prepared: Question) -> GrowingAnswer:
         return GrowingAnswer(begun, image_tokens=prepared.image_tokens, forgotten=prepared.forgotten)
-
-    # ------------------------------------------------------------------------------------------ to the engine
-
-    async def _prepare(self, visitor: Visitor, messages: list[Message], asked: _Ask, begun: Message) -> Question:
-        """The request for the engine, judged as every other. Raises :class:`ApiError` before anything is kept."""
-        gateway, parameters = self.desk.gateway, asked.parameters
-        if gateway.stopping:
-            raise stopping()
-        group = gateway.backends.group(asked.model)
-        group.check_up()
-        try:
-            group.admission.check_room()
-        except FullError as error:
-            raise full(error) from None
-        stored = await self.desk.shelf.pictures(
-            visitor.owner, {picture.sha256 for message in messages for picture in message.pictures}
-        )
-        kept = self._kept_pictures(messages)
-        start, image_tokens = self._fit(group, messages, stored, kept, parameters)
-        held = Body(gateway.budget)
-        try:
-            sent: list[dict[str, Any]] = []
-            if parameters.system:
-                if len(parameters.system) > _MOST_SYSTEM:
-                    raise invalid("text_too_long", f"the system prompt may have {_MOST_SYSTEM:,} letters", "system")
-                sent.append({"role": "system", "content": parameters.system})
-            total = 0
-            for place, message in enumerate(messages[start:], start=start):
-                if message.role == "assistant" and not message.text and message.id != asked.continue_:
-                    continue  # an answer that failed before its first word
-                content: list[dict[str, Any]] = []
-                for index, picture in enumerate(message.pictures):
-                    url = _LEFT_OUT_PICTURE
-                    if (place, index) in kept:
-                        url = await self._data_url(visitor, picture, stored)
-                    total += len(url)
-                    held.count(total)
-                    content.append({"type": "image_url", "image_url": {"url": url}})
-                if total > gateway.limits.max_body_bytes:
-                    raise ApiError(413, "body_too_large", "the pictures of this conversation are too large together")
-                if message.text:
-                    content.append({"type": "text", "text": message.text})
-                plain = not message.pictures
-                sent.append({"role": message.role, "content": message.text if plain else content})
-            body = _body(group, sent, parameters, continued=asked.continue_ is not None)
-            return Question(
-                body=body,
-                asked=judge(CHAT_ROUTE, body),
-                group=group,
-                held=held,
-                image_tokens=image_tokens,
-                forgotten=start,
-            )
-        except BaseException:
-            held.__exit__(None, None, None)
-            raise
-
-    def _kept_pictures(self, messages: Sequence[Message]) -> set[tuple[int, int]]:
-        """Which pictures the rules will let through: the newest. (place of the message, place in it)."""
-        every = [(place, index) for place, message in enumerate(messages) for index in range(len(message.pictures))]
-        most = self.desk.settings.max_images
-        return set(every if most is None else every[-most:] if most else [])
-
-    def _fit(
-        self,
-        group: Group,
-        messages: Sequence[Message],
-        stored: dict[str, Picture],
-        kept: set[tuple[int, int]],
-        parameters: Parameters,
-    ) -> tuple[int, int | None]:
-        """The first message that is sent, and the tokens of all pictures that are."""
-        plan = self.desk.settings.plan
-        each: list[int] = []
-        unknown = False
-        for place, message in enumerate(messages):
-            tokens = 0
-            for index, picture in enumerate(message.pictures):
-                found = stored.get(picture.sha256)
-                if (place, index) in kept and found is not None:
-                    counted = tokens_of_picture(plan, found.sent_width, found.sent_height)
-                    unknown |= counted is None
-                    tokens += counted or 0
-            each.append(tokens)
-        guesses = corrected(messages, [guessed_tokens(one, tokens) for one, tokens in zip(messages, each)])
-        context = context_tokens(group.backends[0].card, plan)
-        start = first_kept(messages, guesses, context, parameters.max_tokens)
-        return start, None if unknown else sum(each[start:])
-
-    async def _data_url(self, visitor: Visitor, picture: PictureRef, stored: dict[str, Picture]) -> str:
-        found = stored.get(picture.sha256)
-        content = await self.desk.shelf.picture_bytes(visitor.owner, picture.sha256) if found is not None else None
-        if found is None or content is None:
-            raise ApiError(409, "picture_missing", f"send these pictures first: {picture.sha256}", param="pictures")
-        kind = found.media_type if found.media_type.startswith("image/") else "image/unknown"
-        return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
     # ------------------------------------------------------------------------------------------ following
 
@@ -444,7 +252,7 @@ class PageAnswers:
         try:
             await response.prepare(request)
             await response.write(event("start", head))
-            reader = _Reader(generation.growing, begin, thought)
+            reader = Follower(generation.growing, begin, thought)
             while True:
                 seen = generation.growing.version
                 news = reader.news()
@@ -460,7 +268,7 @@ class PageAnswers:
                     async with asyncio.timeout(patience):
                         await response.write(b": still here\n\n")
             await generation.over()
-            await response.write(_last(generation))
+            await response.write(last_events(generation))
             await response.write_eof()
         except TimeoutError:
             raise ConnectionResetError("the browser did not read its answer") from None
@@ -469,88 +277,5 @@ class PageAnswers:
         return response
 
 
-class _Reader:
-    """One who follows an answer: what is news to them."""
-
-    def __init__(self, growing: GrowingAnswer, begin: int, thought: int) -> None:
-        self._growing = growing
-        self._places = {"text": begin, "thinking": thought}
-        self._turns = {"text": growing.text.turn, "thinking": growing.thinking.turn}
-        self._place: int | None = None
-
-    def news(self) -> bytes:
-        growing, parts = self._growing, []
-        if growing.place is not None and growing.place != self._place:
-            parts.append(event("queue", {"place": growing.place}))
-        self._place = growing.place
-        for name, text in (("thinking", growing.thinking), ("text", growing.text)):
-            if text.turn != self._turns[name]:
-                self._turns[name], self._places[name] = text.turn, 0
-                parts.append(event("delta", {name: "", "at": 0}))
-            place = min(self._places[name], text.length)
-            if text.length > place:
-                parts.append(event("delta", {name: text.since(place), "at": place}))
-            self._places[name] = text.length
-        return b"".join(parts)
-
-
-def _last(generation: Generation) -> bytes:
-    growing = generation.growing
-    numbers = growing.numbers()
-    told = event("numbers", numbers)
-    if growing.error is not None:
-        problem = growing.error
-        return told + event(
-            "error",
-            {
-                "code": problem.code,
-                "message": problem.message,
-                "findings": problem.findings,
-                "numbers": numbers,
-                "stored": generation.stored,
-            },
-        )
-    return told + event(
-        "done",
-        {
-            "state": growing.state,
-            "numbers": numbers,
-            "finish_reason": numbers.finish_reason,
-            "stored": generation.stored,
-        },
-    )
-
-
-def _refusal(whole: web.Response) -> ApiError:
-    """An engine's answer that is no stream: it refused."""
-    code, message = "engine_error", f"the engine answered {whole.status} instead of a stream"
-    body = whole.body if isinstance(whole.body, (bytes, bytearray)) else b""
-    with contextlib.suppress(msgspec.MsgspecError):
-        value = msgspec.json.decode(body)
-        inner = value.get("error") if isinstance(value, dict) else None
-        if isinstance(inner, dict):
-            message = str(inner.get("message") or message)
-            code = str(inner.get("code") or code)
-            if code.isdigit() or code == "engine_error":
-                code = "engine_refused"
-            if "context" in message.lower() and ("length" in message.lower() or "size" in message.lower()):
-                code = "context_length_exceeded"
-    return ApiError(whole.status, code, message)
-
-
-def _body(group: Group, messages: list[dict[str, Any]], parameters: Parameters, *, continued: bool) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "model": group.model,
-        "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    for name in ("temperature", "top_p", "max_tokens", "seed"):
-        value = getattr(parameters, name)
-        if value is not None:
-            body[name] = value
-    if parameters.thinking is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": parameters.thinking}
-    if continued and not group.backends[0].settings.llamacpp:  # llama.cpp continues a last answer by itself
-        body |= {"add_generation_prompt": False, "continue_final_message": True}
-    return body
+def _answer_running() -> ApiError:
+    return ApiError(409, "answer_running", "an answer is being written in this conversation, stop it first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import secrets
@@ -23,6 +24,7 @@ from loadmaster.service.shelf import not_found
 
 MOST_PICTURE_BYTES = 24 << 20
 MOST_IMPORT_BYTES = 64 << 20
+_FILES_AT_ONCE = 2
 _SHOWABLE = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/avif")
 
 _HEADS = (
@@ -54,6 +56,7 @@ class PageConversations:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.running: dict[str, Any] = {}
+        self._files = asyncio.Semaphore(_FILES_AT_ONCE)
 
     def attach(self, app: web.Application) -> None:
         router = app.router
@@ -155,6 +158,10 @@ class PageConversations:
     # ------------------------------------------------------------------------------------------ files
 
     async def export(self, request: web.Request) -> web.StreamResponse:
+        async with self._files:  # each holds its pictures several times over
+            return await self._export(request)
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
         visitor = self._desk.visitor(request)
         conversation = await self._found(request)
         form = request.query.get("format", "json")
@@ -171,9 +178,9 @@ class PageConversations:
             if content is not None:
                 pictures[sha256] = (picture.media_type, content)
         if form == "json":
-            body, kind, ending = as_json(conversation, pictures), "application/json", "json"
+            body, kind, ending = await asyncio.to_thread(as_json, conversation, pictures), "application/json", "json"
         else:
-            body, kind, ending = as_markdown(conversation, pictures), "application/zip", "zip"
+            body, kind, ending = await asyncio.to_thread(as_markdown, conversation, pictures), "application/zip", "zip"
         return web.Response(
             body=body,
             content_type=kind,
@@ -185,11 +192,15 @@ class PageConversations:
 
     async def take_in(self, request: web.Request) -> web.StreamResponse:
         """A file that was exported, JSON or Markdown in a zip, becomes a new conversation."""
+        async with self._files:
+            return await self._take_in(request)
+
+    async def _take_in(self, request: web.Request) -> web.StreamResponse:
         visitor = self._desk.visitor(request)
         limits = msgspec.structs.replace(self._desk.gateway.limits, max_body_bytes=MOST_IMPORT_BYTES)
         content = await self._desk.content(request, limits)
         try:
-            source, files = read_file(content)
+            source, files = await asyncio.to_thread(read_file, content)
         except FileError as error:
             raise invalid("import_invalid", str(error)) from None
         pictures = [(await self._look_at(sha256, data), data) for sha256, data in files.items()]
@@ -238,7 +249,7 @@ class PageConversations:
 
     async def _look_at(self, sha256: str, content: bytes) -> Picture:
         """What a picture is, once its hash is right and a worker has decoded it. Raises :class:`ApiError`."""
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if await asyncio.to_thread(_digest, content) != sha256:
             raise invalid("picture_hash_wrong", "the picture is not the one that its SHA-256 names")
         look_at = self._desk.settings.look_at
         if look_at is None:
@@ -293,6 +304,10 @@ class PageConversations:
         if content is None:
             raise ApiError(404, "picture_not_found", "there is no such picture, send it again")
         return web.Response(body=content, headers=headers)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _new(title: str) -> Conversation:

@@ -139,33 +139,38 @@ class Shelf:
 
 
 class _MemoryPictures:
-    """Pictures of a session, the least recently used thrown away first; at most ``limit`` bytes of all owners."""
+    """Pictures of a session, at most ``limit`` bytes; who holds the most loses their least recently used first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held: OrderedDict[tuple[str, str], tuple[Picture, bytes]] = OrderedDict()
-        self._bytes = 0
+        self._held: dict[str, OrderedDict[str, tuple[Picture, bytes]]] = {}
+        self._bytes: dict[str, int] = {}
 
     def put(self, owner: str, picture: Picture, content: bytes) -> None:
-        before = self._held.pop((owner, picture.sha256), None)
-        self._bytes += len(content) - (len(before[1]) if before else 0)
-        self._held[owner, picture.sha256] = (picture, content)
-        while self._bytes > self._limit:
-            _, (_, oldest) = self._held.popitem(last=False)
-            self._bytes -= len(oldest)
+        held = self._held.setdefault(owner, OrderedDict())
+        before = held.pop(picture.sha256, None)
+        held[picture.sha256] = (picture, content)
+        self._bytes[owner] = self.used(owner) + len(content) - (len(before[1]) if before else 0)
+        while sum(self._bytes.values()) > self._limit:
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            _, (_, oldest) = self._held[most].popitem(last=False)
+            self._bytes[most] -= len(oldest)
+            if not self._held[most]:
+                del self._held[most], self._bytes[most]
 
     def pictures(self, owner: str, hashes: set[str]) -> dict[str, Picture]:
-        return {sha256: self._held[owner, sha256][0] for sha256 in hashes if (owner, sha256) in self._held}
+        held = self._held.get(owner) or OrderedDict[str, tuple[Picture, bytes]]()
+        return {sha256: held[sha256][0] for sha256 in hashes if sha256 in held}
 
     def content(self, owner: str, sha256: str) -> bytes | None:
-        held = self._held.get((owner, sha256))
-        if held is None:
+        held = self._held.get(owner)
+        if held is None or sha256 not in held:
             return None
-        self._held.move_to_end((owner, sha256))
-        return held[1]
+        held.move_to_end(sha256)
+        return held[sha256][1]
 
     def used(self, owner: str) -> int:
-        return sum(len(content) for (whose, _), (_, content) in self._held.items() if whose == owner)
+        return self._bytes.get(owner, 0)
 
 
 def _over_quota(error: QuotaError) -> ApiError:
