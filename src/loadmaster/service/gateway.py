@@ -13,7 +13,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Gateway:
         self.limits = settings.limits
         self.backends = Backends(settings.backends, settings.limits, settings.probes)
         self.metrics = GatewayMetrics(self.backends)
+        for collector in settings.collectors:
+            self.metrics.registry.register(collector)
         self.hosts = HostRules(settings.host, settings.allowed_hosts, machine_name())
         self.origins = OriginRules(settings.allowed_origins)
         self.keys: KeyRing | None = None
@@ -203,13 +205,23 @@ GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 async def _running(app: web.Application) -> AsyncIterator[None]:
     gateway = app[GATEWAY]
     await gateway.backends.open()
-    house = asyncio.create_task(gateway.passage.keep_house())
+    tasks = [asyncio.create_task(gateway.passage.keep_house())]
+    tasks += [asyncio.create_task(_beside(work)) for work in gateway.settings.beside]
     yield
-    house.cancel()
-    await asyncio.gather(house, return_exceptions=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     await gateway.backends.close()
     if gateway.settings.closing is not None:
         await gateway.settings.closing()
+
+
+async def _beside(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Work that the gateway does not depend on: when it fails, it is said, and requests are answered all the same."""
+    try:
+        await work()
+    except Exception:
+        _log.exception("what runs beside the gateway has ended")
 
 
 async def _headers(request: web.Request, response: web.StreamResponse) -> None:

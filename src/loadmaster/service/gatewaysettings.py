@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
+from prometheus_client.registry import Collector
 
 from loadmaster.core.deployment import FURTHER_ROUTES, is_loopback
 from loadmaster.core.facts import GIB, MIB, Finding, LoadSheet
@@ -120,6 +121,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     whose pages may use it. ``further_routes``: of ``FURTHER_ROUTES``. ``image_rules`` None: pictures pass as they
     are, from ``data:`` URLs only. ``closing``: called at the end, to end what the image rules hold.
     ``address_file``: where to write the address once it is open. ``page`` None: no page is served.
+    ``collectors``: of Prometheus, beside the gateway's own figures. ``beside``: run as long as the gateway is open.
     """
 
     backends: tuple[BackendSettings, ...]
@@ -137,6 +139,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     closing: Callable[[], Awaitable[None]] | None = None
     address_file: str | None = None
     page: PageSettings | None = None
+    collectors: tuple[Collector, ...] = ()
+    beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
 
     @property
     def asks_for_keys(self) -> bool:
