@@ -16,6 +16,7 @@ from loadmaster.core.windows import GrowthWindow, MeanWindow
 
 _UNKNOWN = Seen(None)
 _FINE = Seen(0.0)
+_FEW = 5  # readings, before a share of them says anything
 
 
 def is_ready(snapshot: Snapshot) -> bool | None:
@@ -26,6 +27,10 @@ def is_ready(snapshot: Snapshot) -> bool | None:
 
 def _gib(size: float) -> str:
     return f"{size / GIB:,.2f} GiB"
+
+
+def _beside(size: int) -> str:
+    return f"{_gib(abs(size))} {'over' if size >= 0 else 'under'}"
 
 
 class LittleMemoryLeft:
@@ -103,7 +108,7 @@ class MemoryApart:
         allowed = max(card.spread_bytes for card in self._limits.cards)
         apart = most - least - allowed
         words = (
-            f"card {high} holds {_gib(most)} more than planned at rest, card {low} {_gib(least)}; "
+            f"card {high} is {_beside(most)} its plan at rest, card {low} {_beside(least)}; "
             f"the plan allows {_gib(allowed)} between them"
         )
         return {None: Seen(max(0.0, apart / self._bytes), lambda: words)}
@@ -164,7 +169,7 @@ class Throttling:
             return _UNKNOWN
         bad = [_throttle_words()[name] for name in reasons if name in _throttle_words()]
         window.add(at, 1.0 if bad else 0.0)
-        if window.span_s < self._window_s / 3:
+        if window.span_s < self._window_s / 3 or window.count < _FEW:
             return _UNKNOWN
         hot = f" at {card.temperature_c:.0f} °C" if card.temperature_c is not None else ""
         clock = f", {card.sm_clock_hz // 1_000_000:,} MHz" if card.sm_clock_hz is not None else ""
@@ -301,12 +306,8 @@ class NewEccErrors:
         window = self._counts.setdefault(card.index, GrowthWindow(self._window_s))
         window.add(at, float(card.ecc_uncorrected))
         growth = window.growth
-        return Seen(
-            growth,
-            lambda: (
-                f"card {card.index}: {growth:.0f} uncorrectable memory error{'s' if growth != 1 else ''} within an hour"
-            ),
-        )
+        errors = "error" if growth == 1 else "errors"
+        return Seen(growth, lambda: f"card {card.index}: {growth:.0f} uncorrectable memory {errors} within an hour")
 
 
 CARD_MEASURES: dict[str, MeasureMaker] = {

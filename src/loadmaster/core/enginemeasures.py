@@ -82,7 +82,9 @@ class QueueGrowth:
         if waiting is None or now is None or before is None:
             return _UNKNOWN
         growth = now - before if waiting >= self._least else 0.0
-        return _one(max(0.0, growth), lambda: f"{waiting:.0f} requests wait, {growth:.0f} more than a minute before")
+        return _one(
+            max(0.0, growth), lambda: f"{waiting:.0f} requests wait, {growth:.0f} more than half a minute before"
+        )
 
 
 def _waiting(engine: EngineReading) -> float | None:
@@ -243,7 +245,9 @@ class SlowCompilation(Slow):
 
     def cause(self) -> str | None:
         growth = self._compiled.growth
-        return f"{growth:.0f} kernels were compiled at their first use" if growth else None
+        if not growth:
+            return None
+        return f"{growth:.0f} {'kernel was' if growth == 1 else 'kernels were'} compiled at first use"
 
 
 class SlowThinking(Slow):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 _EACH_PART = 0.25  # a leak grows in either half of the time; a step only in one
 _RISING_PAIRS = 0.75
+_ONE_STEP = 0.5  # an allocator that grew for one large picture has made its step at once
 
 
 class Creep:
@@ -30,7 +32,9 @@ class Creep:
                 self._lows.setdefault(level, deque(maxlen=self._slots)).append(low)
             self._now = {}
             self._slot = slot
-            self._grown = max((crept(lows) for lows in self._lows.values() if len(lows) >= self._least), default=0.0)
+            self._grown = max(
+                (crept(list(lows)) for lows in self._lows.values() if len(lows) >= self._least), default=0.0
+            )
         level = running.bit_length()  # 0, 1, 2-3, 4-7, ...
         self._now[level] = min(used, self._now.get(level, used))
         return self._grown
@@ -49,6 +53,8 @@ def crept(lows: Sequence[float]) -> float:
     first, middle, last = median(lows[:third]), median(lows[third : count - third]), median(lows[count - third :])
     grown = last - first
     if grown <= 0 or min(middle - first, last - middle) < _EACH_PART * grown:
+        return 0.0
+    if max(after - before for before, after in pairwise(lows)) > _ONE_STEP * grown:
         return 0.0
     pairs = [lows[there] > lows[here] for here in range(count) for there in range(here + 1, count)]
     return grown if sum(pairs) >= _RISING_PAIRS * len(pairs) else 0.0

@@ -28,6 +28,10 @@ class MeanWindow:
         return self._sum / len(self._readings) if self._readings else None
 
     @property
+    def count(self) -> int:
+        return len(self._readings)
+
+    @property
     def span_s(self) -> float:
         """From the oldest reading to the newest."""
         return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
