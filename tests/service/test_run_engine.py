@@ -52,7 +52,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, Any], int, str | None, str]] = 
     "flag": (("--message", "bad-flag"), {}, 1, "unknown-flag", "exit code 2"),
     "context": (("--message", "context"), {}, 1, "context-exceeds-kv", "exit code 1"),
     "truncated": (("--message", "truncated"), {}, 1, "weights-truncated", "exit code 1"),
-    "free": (("--message", "free-memory"), {}, 4, "free-memory-below-request", "exit code 1"),
+    "free": (("--message", "free-memory"), {}, 4, "gpu-held-by-other-process", "exit code 1"),
     "crash": (("--crash-at", "profile"), {}, 4, None, "killed by SIGSEGV"),
     "exit": (("--exit-at", "load", "--exit", "3"), {}, 4, None, "exit code 3"),
     "hang": (("--hang",), {"engine": {"start_timeout_s": 2.5}}, 4, None, "not ready in time"),

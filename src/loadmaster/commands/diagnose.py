@@ -45,7 +45,10 @@ def diagnose(
     """
     if bool(logs) == (deployment is not None):
         raise Failure("give a log, or --deployment NAME", "loadmaster diagnose FILE; - reads standard input")
-    found = with_computed_fixes(diagnosed(logs), model_path, gpu_spec, engine_version)
+    if deployment is not None:
+        found = of_deployment(deployment, model_path, gpu_spec, engine_version)
+    else:
+        found = with_computed_fixes(diagnosed(logs), model_path, gpu_spec, engine_version)
     if as_json:
         from loadmaster.render.diagnosis import diagnosis_document
         from loadmaster.render.documents import encode
@@ -66,6 +69,33 @@ def diagnosed(logs: tuple[str, ...]) -> Diagnosis:
             return diagnose_logs(logs, report=report)
     except LogError as error:
         raise Failure(error.message, error.hint, COULD_NOT_TELL if error.empty else USAGE) from None
+
+
+def of_deployment(name: str, model_path: str | None, gpu_spec: str | None, engine_version: str | None) -> Diagnosis:
+    """Of its last start, with the flags, the model and the cards of its configuration unless others are named."""
+    from msgspec.structs import replace
+
+    from loadmaster.commands.serve import serve_errors
+    from loadmaster.config import load_deployment
+    from loadmaster.service.lastdiagnosis import diagnose_deployment
+    from loadmaster.service.logreading import LogError
+    from loadmaster.service.places import Places
+
+    with serve_errors():
+        loaded = load_deployment(name)
+    deployment = loaded.deployment
+    if engine_version is not None:
+        deployment = replace(deployment, engine=replace(deployment.engine, version=engine_version))
+    if model_path is not None:
+        read_model(model_path)  # says now what is wrong with it
+        deployment = replace(deployment, model=model_path)
+    if gpu_spec is not None:
+        read_engine_cards(gpu_spec)
+        deployment = replace(deployment, gpus=gpu_spec)
+    try:
+        return diagnose_deployment(deployment, Places(loaded.path.parent))
+    except LogError as error:
+        raise Failure(error.message, f"loadmaster up {name}", COULD_NOT_TELL) from None
 
 
 def with_computed_fixes(

@@ -61,10 +61,13 @@ def with_fixes(diagnosis: Diagnosis, model: ModelFacts | None, gpus: Sequence[Gp
         if place > 0 and item.severity != "error":
             continue
         case = case_of(diagnosis, item, model, gpus)
-        fixes, note = _computed(case)
+        computed, note = _computed(case)
         if note is not None and place == 0:
             notes.append(note)
-        findings[place] = structs.replace(item, fixes=_joined(fixes, item.fixes))
+        fixes = _joined(computed, item.fixes)
+        if not any(fix.replanned for fix in fixes):
+            fixes = (*fixes, *_known_remedy(item.code))
+        findings[place] = structs.replace(item, fixes=fixes)
     findings += _wrong_advice(diagnosis, model)
     return structs.replace(diagnosis, findings=tuple(findings), notes=(*diagnosis.notes, *notes))
 
@@ -102,6 +105,12 @@ def _computed(case: LogCase) -> tuple[list[Fix], str | None]:
     if any(fix.replanned for fix in fixes):
         note = None
     return fixes, note
+
+
+def _known_remedy(code: str) -> tuple[Fix, ...]:
+    """What the catalogue advises, with where that is known from."""
+    entry = load_toml("findings.toml").get(code)
+    return (Fix(f"{entry['remedy']} (known from: {entry['source']})"),) if entry is not None else ()
 
 
 def _joined(computed: Sequence[Fix], known: Sequence[Fix]) -> tuple[Fix, ...]:

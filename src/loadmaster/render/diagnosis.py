@@ -25,6 +25,7 @@ _REACHED = {
     "ready": "it was ready to answer",
     "served": "it answered requests",
 }
+_SAME = 60  # letters in which repeated messages agree
 _PAGES = "docs/failures"
 _EVIDENCE_SHOWN, _FIXES_SHOWN, _OTHERS_SHOWN, _NOTES_SHOWN = 2, 3, 4, 4
 
@@ -104,7 +105,10 @@ def _short(item: Finding) -> Finding:
     """With as many fixes and lines of evidence as one screen has room for."""
     kept = [item.fixes[0]] if item.fixes else []
     kept += [fix for fix in item.fixes[1:] if fix.argv or fix.env or fix.command or fix.remove][: _FIXES_SHOWN - 1]
-    return structs.replace(item, evidence=item.evidence[:_EVIDENCE_SHOWN], fixes=tuple(kept))
+    # every process repeats the same message after its own prefix
+    lines = {one.text.rpartition("] ")[2][:_SAME]: one for one in reversed(item.evidence)}
+    evidence = sorted(lines.values(), key=item.evidence.index)[:_EVIDENCE_SHOWN]
+    return structs.replace(item, evidence=tuple(evidence), fixes=tuple(kept))
 
 
 def _headline(diagnosis: Diagnosis, failed: bool, paint: Paint) -> str:

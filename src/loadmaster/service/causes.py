@@ -19,6 +19,7 @@ from loadmaster.service.preparation import Prepared
 
 CRASHED = 4
 _MASK = "engine-dead-masked"
+_LONGEST_LINE = 300
 # What others hold may be gone at the next start, which waits for it.
 _PASSES = frozenset({"gpu-held-by-other-process", "free-memory-below-request", "port-in-use", "hub-offline"})
 
@@ -44,9 +45,11 @@ def all_findings(diagnosis: Diagnosis, prepared: Prepared) -> tuple[Finding, ...
     return (*diagnosis.findings, *(item for item in prepared.findings if item.code not in said))
 
 
-def open_questions(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """What is not known, and where no cause is: the first lines that look like one."""
+def open_questions(diagnosis: Diagnosis, last: str | None = None) -> tuple[str, ...]:
+    """What is not known, and where no cause is: the first lines that look like one, else the ``last`` line."""
     lines = [f"line {one.line} looks like a failure: {one.text}" for one in diagnosis.suspicious]
+    if not lines and last is not None and root_of(diagnosis) is None:
+        lines = [f"the log names no cause; its last line is: {last.strip()[:_LONGEST_LINE]}"]
     return (*diagnosis.notes, *lines)
 
 

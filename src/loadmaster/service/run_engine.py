@@ -239,9 +239,7 @@ class RunEngine:
         why = "run-engine was killed"
         if last is not None and last.state in FINAL:
             why = last.message
-            self._state = msgspec.structs.replace(
-                self._state, exit=last.exit, findings=last.findings, notes=last.notes
-            )
+            self._state = msgspec.structs.replace(self._state, exit=last.exit, findings=last.findings, notes=last.notes)
         self._say("exited", f"{why}; starts again in {wait_s:.3g} s", retry_at=time.time() + wait_s)
         await asyncio.sleep(wait_s)
         self._state = msgspec.structs.replace(self._state, exit=None, findings=(), notes=(), retry_at=None)
@@ -424,7 +422,7 @@ class RunEngine:
             code=code,
             message=f"the engine ended {where} ({ended.words}){title}",
             findings=all_findings(diagnosis, self._prepared),
-            notes=open_questions(diagnosis),
+            notes=open_questions(diagnosis, self._last_line()),
             exit=ExitFacts(ended.code, ended.signal),
             crashed=code == CRASHED,
         )
@@ -436,9 +434,12 @@ class RunEngine:
             code=code,
             message=message,
             findings=all_findings(diagnosis, self._prepared),
-            notes=open_questions(diagnosis),
+            notes=open_questions(diagnosis, self._last_line()),
             crashed=True,
         )
+
+    def _last_line(self) -> str | None:
+        return self._outputs.last[-1] if self._outputs is not None and self._outputs.last else None
 
     def _diagnosis(self, ended: ExitSeen | None) -> Diagnosis:
         if self._outputs is None:
