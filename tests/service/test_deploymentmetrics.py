@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import re
@@ -26,6 +27,7 @@ from loadmaster.service.backends import Backends
 from loadmaster.service.deploymentmetrics import DeploymentMetrics
 from loadmaster.service.gatewaymetrics import GatewayMetrics
 from loadmaster.service.gatewaysettings import BackendSettings, LimitSettings, ProbeSettings
+from tests.gateways import gateway, soon
 from tests.keptruns import LONG, sheet_of
 from tests.promlint import lint
 from tests.recordedruns import planned, readings_of
@@ -247,3 +249,25 @@ def test_the_dashboard_is_whole() -> None:
         if panel["type"] != "row":
             assert panel["targets"]
             assert all('instance="$instance"' in target["expr"] for target in panel["targets"])
+
+
+def test_the_gateway_serves_them_beside_its_own_figures() -> None:
+    async def ask() -> tuple[str, bool]:
+        ran: list[bool] = []
+
+        async def beside() -> None:
+            ran.append(True)
+            raise RuntimeError("what runs beside harms nobody")
+
+        backends = (BackendSettings(model="fake", url="http://127.0.0.1:9"),)
+        async with gateway(backends, collectors=(_full(),), beside=(beside,)) as opened:
+            await soon(lambda: bool(ran), "the work beside")
+            answer = await opened.ask("GET", "/metrics")
+            assert answer.status == 200
+            return answer.body.decode(), bool(ran)
+
+    text, ran = asyncio.run(ask())
+    assert ran
+    assert 'loadmaster_plan_component_bytes{component="kv_cache",gpu="0"}' in text
+    assert 'loadmaster_finding_active{code="one-gpu-idle",severity="warning"} 1.0' in text
+    assert "loadmaster_requests_running" in text

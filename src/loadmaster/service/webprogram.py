@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from loadmaster.config import ConfigError, load_deployment
 from loadmaster.core.deployment import Deployment, KeysSection, split_backend
@@ -37,6 +38,7 @@ from loadmaster.service.keys import OWN_NAME, keys_path, write_own_key
 from loadmaster.service.pagesetup import page_settings
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import listening_port, remembered_port
+from loadmaster.service.watching import Watching
 
 RESTART = 4
 _LOOK_EVERY_S = 0.25
@@ -167,14 +169,17 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     pool = ImagePool(workers=1)
     rules = picture_rules(deployment, plan)
 
+    watching = Watching(places, plan)
+
     async def convert(messages: list[Any]) -> tuple[list[Any], list[str]]:
-        return await apply(messages, rules, pool)
+        return await apply(messages, rules, pool, seen=watching.peak.saw_picture)
 
     watcher = _Watcher(deployment, places, port, supervisor)
     try:
         own_key = _own_key(deployment, places)
         page = page_settings(deployment, places, plan, rules, pool, own_key)
         settings = gateway_settings(deployment, places, plan, port, convert, own_key, closing=pool.stop, page=page)
+        settings = structs.replace(settings, collectors=(watching.metrics,), beside=(watching.run,))
         threading.Thread(target=watcher.watch, daemon=True).start()
         serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
@@ -189,6 +194,7 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
         for pid in pool.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        watching.close()
     if watcher.why is not None:
         logging.info("ended: %s", watcher.why)
     return RESTART if watcher.restart else 0
