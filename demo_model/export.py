@@ -243,7 +243,7 @@ def write_checkpoint(network: Network, folder: Path) -> None:
 def loaded(checkpoint: Path, size: str) -> Network:
     network = Network(made(size, 0))
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    network.load_state_dict(saved["network"])
+    network.load_state_dict({name: weight.float() for name, weight in saved["network"].items()}, strict=True)
     return network.eval()
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
-from transformers.models.qwen3_5.modeling_qwen3_5 import apply_rotary_pos_emb, l2norm, rotate_half
+from transformers.models.qwen3_5.modeling_qwen3_5 import apply_rotary_pos_emb, rotate_half
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from demo_model.tokens import VOCABULARY, number_of
@@ -98,28 +98,27 @@ def made(size: str, seed: int) -> Qwen3_5ForConditionalGeneration:
 
 
 class _UnitLowerInverse(torch.autograd.Function):
-    """The inverse of unit lower triangular matrices (..., n, n), n a power of two of at least 4, in 32 bits."""
+    """inverse(1 + strictly lower part) of matrices (..., n, n), n a power of two of at least 4, in 32 bits."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
         precise = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
         size = matrix.shape[-1]
-        flat = matrix.reshape(-1, size, size)
+        flat = matrix.float().tril(-1).reshape(-1, size, size)
         count = flat.shape[0]
         step = 4
         blocks = flat.view(count, size // step, step, size // step, step).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-        one = torch.eye(step, device=matrix.device, dtype=matrix.dtype)
-        below = one - blocks  # strictly lower, so that its fourth power is nothing
+        one = torch.eye(step, device=matrix.device)
+        below = -blocks  # strictly lower, so that its fourth power is nothing
         inverse = (one + below) @ (one + below @ below)
         while step < size:
             wide = 2 * step
-            blocks = (
-                flat.view(count, size // wide, wide, size // wide, wide).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-            )
-            pairs = inverse.view(count, size // wide, 2, step, step)
+            parts = size // wide
+            blocks = flat.view(count, parts, wide, parts, wide).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+            pairs = inverse.view(count, parts, 2, step, step)
             corner = -pairs[:, :, 1] @ blocks[:, :, step:, :step] @ pairs[:, :, 0]
-            inverse = flat.new_zeros(count, size // wide, wide, wide)
+            inverse = flat.new_zeros(count, parts, wide, wide)
             inverse[:, :, :step, :step] = pairs[:, :, 0]
             inverse[:, :, step:, step:] = pairs[:, :, 1]
             inverse[:, :, step:, :step] = corner
@@ -133,30 +132,34 @@ class _UnitLowerInverse(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         turned = inverse.transpose(-1, -2)
-        return -(turned @ gradients[0] @ turned)
+        return -(turned @ gradients[0] @ turned).tril(-1)
 
 
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, chunk: int = 64) -> Tensor:
-    """transformers' ``torch_chunk_gated_delta_rule`` from an empty state: (batch, tokens, heads, size), 32 bits inside."""
+    """transformers' ``torch_chunk_gated_delta_rule`` from an empty state: (batch, tokens, heads, size).
+
+    Decays and the inverse are in 32 bits, products in the type of the query. ``decay`` comes in 32 bits.
+    """
     kind, length = query.dtype, query.shape[1]
-    query, key, value, decay, beta = (x.transpose(1, 2).float() for x in (query, key, value, decay, beta))
-    query, key = l2norm(query, dim=-1) * query.shape[-1] ** -0.5, l2norm(key, dim=-1)
+    query, key = _unit(query) * query.shape[-1] ** -0.5, _unit(key)
+    query, key, value, decay, beta = (x.transpose(1, 2) for x in (query, key, value, decay, beta))
     missing = -length % chunk
     if missing:
         query, key, value = (F.pad(x, (0, 0, 0, missing)) for x in (query, key, value))
         decay, beta = F.pad(decay, (0, missing)), F.pad(beta, (0, missing))
     query, key, value = (x.unflatten(2, (-1, chunk)) for x in (query, key, value))
     decay, beta = decay.unflatten(2, (-1, chunk)).cumsum(-1), beta.unflatten(2, (-1, chunk)).unsqueeze(-1)
-    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).tril()
-    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
-    one = torch.eye(chunk, device=query.device)
-    strict = (key * beta @ key.transpose(-1, -2)) * between * (1 - one)
-    inverse = _UnitLowerInverse.apply(strict + one)
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).triu(1)
+    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()
+    turned = key.transpose(-1, -2)
+    weighted = key * beta
+    inverse = _UnitLowerInverse.apply(key.float() @ turned.float() * beta.float() * between).to(kind)
     values = inverse @ (value * beta)
-    keys = inverse @ (key * beta * decay.exp().unsqueeze(-1))
-    inner = (query @ key.transpose(-1, -2)) * between
-    query = query * decay.exp().unsqueeze(-1)
-    late = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)
+    grown = decay.exp().unsqueeze(-1).to(kind)
+    keys = inverse @ (weighted * grown)
+    inner = (query @ turned) * between.to(kind)
+    query = query * grown
+    late = (key * (decay[..., -1:] - decay).exp().unsqueeze(-1).to(kind)).transpose(-1, -2)
     kept = decay[..., -1].exp()[..., None, None]
     state: Tensor | None = None
     found = []
@@ -164,59 +167,75 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, b
         fresh = values[:, :, at]
         if state is None:
             found.append(inner[:, :, at] @ fresh)
-            state = late[:, :, at].transpose(-1, -2) @ fresh
+            state = (late[:, :, at] @ fresh).float()
             continue
-        fresh = fresh - keys[:, :, at] @ state
-        found.append(query[:, :, at] @ state + inner[:, :, at] @ fresh)
-        state = state * kept[:, :, at] + late[:, :, at].transpose(-1, -2) @ fresh
-    return torch.stack(found, 2).flatten(2, 3)[:, :, :length].transpose(1, 2).to(kind)
+        known = state.to(kind)
+        fresh = fresh - keys[:, :, at] @ known
+        found.append(query[:, :, at] @ known + inner[:, :, at] @ fresh)
+        if at + 1 < query.shape[2]:
+            state = state * kept[:, :, at] + late[:, :, at] @ fresh
+    return torch.stack(found, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors of length one, as ``l2norm`` makes them: x / sqrt(sum(x * x) + 1e-6)."""
+    size = x.shape[-1]
+    return F.rms_norm(x, (size,), None, 1e-6 / size) * size**-0.5
+
+
+def _normed(norm: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], 1.0 + norm.weight, norm.eps)
+
+
+def _convolved(weight: Tensor, x: Tensor) -> Tensor:
+    """The causal convolution of each channel, (batch, tokens, channels), its taps one after the other."""
+    taps = weight.squeeze(1).t()  # (taps, channels), the last one for the token itself
+    found = x * taps[-1]
+    for back in range(1, len(taps)):
+        found = found + F.pad(x[:, :-back], (0, 0, back, 0)) * taps[-1 - back]
+    return found
 
 
 def _linear_attention(layer: Any, x: Tensor) -> Tensor:
     batch, length, _ = x.shape
-    mixed = layer.in_proj_qkv(x).transpose(1, 2)
-    mixed = F.silu(F.conv1d(mixed, layer.conv1d.weight, None, padding=3, groups=layer.conv_dim)[..., :length])
-    query, key, value = mixed.transpose(1, 2).split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
+    mixed = F.silu(_convolved(layer.conv1d.weight, layer.in_proj_qkv(x)))
+    query, key, value = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     query = query.reshape(batch, length, -1, layer.head_k_dim)
     key = key.reshape(batch, length, -1, layer.head_k_dim)
     value = value.reshape(batch, length, -1, layer.head_v_dim)
-    decay = -layer.A_log.float().exp() * F.softplus(layer.in_proj_a(x).float() + layer.dt_bias)
-    beta = layer.in_proj_b(x).sigmoid()
-    with torch.autocast(x.device.type, enabled=False):
-        found = gated_delta_rule(query, key, value, decay, beta)
+    decay = -layer.A_log.float().exp() * F.softplus(layer.in_proj_a(x).float() + layer.dt_bias.float())
+    found = gated_delta_rule(query, key, value, decay, layer.in_proj_b(x).sigmoid())
     gate = layer.in_proj_z(x).view(batch, length, -1, layer.head_v_dim)
-    return layer.out_proj(layer.norm(found, gate).flatten(2))
+    found = F.rms_norm(found, found.shape[-1:], layer.norm.weight, layer.norm.variance_epsilon) * F.silu(gate)
+    return layer.out_proj(found.flatten(2))
 
 
 def _full_attention(layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     batch, length, _ = x.shape
     query, gate = layer.q_proj(x).view(batch, length, -1, 2 * layer.head_dim).chunk(2, -1)
-    query = layer.q_norm(query).transpose(1, 2)
-    key = layer.k_norm(layer.k_proj(x).view(batch, length, -1, layer.head_dim)).transpose(1, 2)
+    query = _normed(layer.q_norm, query).transpose(1, 2)
+    key = _normed(layer.k_norm, layer.k_proj(x).view(batch, length, -1, layer.head_dim)).transpose(1, 2)
     value = layer.v_proj(x).view(batch, length, -1, layer.head_dim).transpose(1, 2)
     query, key = apply_rotary_pos_emb(query, key, cos, sin)
     key, value = (t.repeat_interleave(layer.num_key_value_groups, 1) for t in (key, value))
-    found = F.scaled_dot_product_attention(query.to(value.dtype), key.to(value.dtype), value, is_causal=True)
-    found = found.transpose(1, 2).flatten(2) * gate.flatten(2).sigmoid()
-    return layer.o_proj(found)
+    found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return layer.o_proj(found.transpose(1, 2).flatten(2) * gate.flatten(2).sigmoid())
 
 
 def text_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    normed = layer.input_layernorm(x)
+    normed = _normed(layer.input_layernorm, x)
     if layer.block_type == "linear_attention":
         x = x + _linear_attention(layer.linear_attn, normed)
     else:
         x = x + _full_attention(layer.self_attn, normed, cos, sin)
-    return x + layer.mlp(layer.post_attention_layernorm(x))
+    return x + layer.mlp(_normed(layer.post_attention_layernorm, x))
 
 
 def vision_layer(layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     batch, length, _ = x.shape
     query, key, value = layer.attn.qkv(layer.norm1(x)).view(batch, length, 3, layer.attn.num_heads, -1).unbind(2)
-    query, key = (t.float() * cos + rotate_half(t.float()) * sin for t in (query, key))
-    found = F.scaled_dot_product_attention(
-        query.to(value.dtype).transpose(1, 2), key.to(value.dtype).transpose(1, 2), value.transpose(1, 2)
-    )
+    query, key = (t * cos + rotate_half(t) * sin for t in (query, key))
+    found = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value)))
     x = x + layer.attn.proj(found.transpose(1, 2).flatten(2))
     return x + layer.mlp(layer.norm2(x))
 
@@ -227,16 +246,12 @@ class Network(nn.Module):
     ``centres``: for every merged cell of a picture, the kind and the colour of what has its centre there.
     """
 
-    def __init__(self, model: Qwen3_5ForConditionalGeneration, compiled: bool = False) -> None:
+    def __init__(self, model: Qwen3_5ForConditionalGeneration) -> None:
         super().__init__()
         self.model = model
         width = model.config.text_config.hidden_size
         self.centres = nn.Linear(width, len(CENTRES) + 1 + len(COLOURS))
         self.grids: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-        self.text_layer, self.vision_layer = text_layer, vision_layer
-        if compiled:
-            self.text_layer = torch.compile(text_layer, dynamic=True)
-            self.vision_layer = torch.compile(vision_layer, dynamic=True)
 
     def _grid(self, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Position embedding's corners and their weights, cosines and sines of a picture's patches."""
@@ -254,7 +269,13 @@ class Network(nn.Module):
             )
             places = get_vision_position_ids(sizes, MERGE, kwargs={})
             cos, sin = tower.rotary_pos_emb(tower.pos_embed.weight, places)
-            self.grids[rows, columns] = corners, weights, cos[None, :, None].float(), sin[None, :, None].float()
+            kind = tower.pos_embed.weight.dtype
+            self.grids[rows, columns] = (
+                corners,
+                weights.to(kind),
+                cos[None, :, None].to(kind),
+                sin[None, :, None].to(kind),
+            )
         return self.grids[rows, columns]
 
     def see(self, pixels: Tensor) -> Tensor:
@@ -269,7 +290,7 @@ class Network(nn.Module):
         x = F.linear(patches, kernel, tower.patch_embed.proj.bias)
         x = x + (tower.pos_embed(corners) * weights[:, :, None]).sum(1)
         for layer in tower.blocks:
-            x = self.vision_layer(layer, x, cos, sin)
+            x = vision_layer(layer, x, cos, sin)
         merger = tower.merger
         x = merger.norm(x).view(batch, -1, merger.hidden_size)
         return merger.linear_fc2(F.gelu(merger.linear_fc1(x)))
@@ -289,5 +310,5 @@ class Network(nn.Module):
             x = x.masked_scatter(mask, torch.cat(seen, 1).to(x.dtype))
         cos, sin = text.rotary_emb(x, places)
         for layer in text.layers:
-            x = self.text_layer(layer, x, cos, sin)
-        return text.norm(x), found
+            x = text_layer(layer, x, cos, sin)
+        return _normed(text.norm, x), found

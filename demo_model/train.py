@@ -29,11 +29,43 @@ def rate(step: int, steps: int, peak: float) -> float:
     return peak * rising * falling
 
 
-def optimiser(network: Network, peak: float, fused: bool) -> torch.optim.AdamW:
-    matrices = [p for p in network.parameters() if p.ndim >= 2]
-    others = [p for p in network.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": _DECAY}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), eps=1e-9, fused=fused)
+class Masters:
+    """The weights in 32 bits that the optimiser moves; the network computes with copies, on a card in 16 bits."""
+
+    def __init__(self, network: Network, peak: float) -> None:
+        self.copies = dict(network.named_parameters())
+        self.weights = {name: p.detach().float().clone().requires_grad_() for name, p in self.copies.items()}
+        groups = [
+            {"params": [p for p in self.weights.values() if p.ndim >= 2], "weight_decay": _DECAY},
+            {"params": [p for p in self.weights.values() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        fused = next(iter(self.weights.values())).is_cuda
+        self.adam = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), eps=1e-9, fused=fused)
+
+    def load(self, saved: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(saved["network"][name])
+        if "optimiser" in saved:
+            self.adam.load_state_dict(saved["optimiser"])
+        self.copy()
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        torch._foreach_copy_(list(self.copies.values()), list(self.weights.values()))
+
+    def step(self, now: float) -> Tensor:
+        """One step at this rate from the copies' gradients; returns their norm before it is clipped."""
+        for name, weight in self.weights.items():
+            gradient = self.copies[name].grad
+            weight.grad = gradient.float() if gradient is not None else torch.zeros_like(weight)
+            self.copies[name].grad = None
+        for group in self.adam.param_groups:
+            group["lr"] = now
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
+        self.adam.step()
+        self.copy()
+        return norm
 
 
 def clean(pixels: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -57,7 +89,8 @@ def losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of the answers, of the training-only head, and the part of answer tokens that are right."""
     slots = [name for name in batch if name.startswith("pixels")]
-    pictures = [clean(batch[name], generator) for name in slots]
+    kind = network.centres.weight.dtype
+    pictures = [clean(batch[name], generator).to(kind) for name in slots]
     hidden, found = network(batch["numbers"], batch["places"], pictures)
     wanted = batch["labels"] != NO_LABEL
     labels = batch["labels"][wanted]
@@ -77,14 +110,16 @@ def losses(
 def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    network = Network(made(options.size, options.seed), options.compile).to(device)
+    network = Network(made(options.size, options.seed)).to(device)
     steps: int = options.steps
-    adam = optimiser(network, options.rate, device.type == "cuda")
+    masters = Masters(network, options.rate)
+    if device.type == "cuda":
+        for weight in masters.copies.values():  # not the buffers: angles of positions stay in 32 bits
+            weight.data = weight.data.bfloat16()
     step = 0
     if options.checkpoint.exists():
         saved = torch.load(options.checkpoint, map_location=device, weights_only=True)
-        network.load_state_dict(saved["network"])
-        adam.load_state_dict(saved["optimiser"])
+        masters.load(saved)
         step = saved["step"]
         print(f"resumed at step {step}", flush=True)
     generator = torch.Generator(device=device)
@@ -97,24 +132,23 @@ def train(options: argparse.Namespace) -> None:
     )
     begun, shown_at, shown_step, waited = time.monotonic(), time.monotonic(), step, 0.0
     sums = torch.zeros(3, device=device)
-    network.train()
+    profiler = torch.profiler.profile() if options.profile else None
     fetched = time.monotonic()
     for batch in loader:
         waited += time.monotonic() - fetched
         batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
         generator.manual_seed(options.seed * 1_000_003 + step)
-        for group in adam.param_groups:
-            group["lr"] = rate(step, steps, options.rate)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            answers, centres, right = losses(network, batch, generator)
-        adam.zero_grad(set_to_none=True)
+        answers, centres, right = losses(network, batch, generator)
         (answers + options.head * centres).backward()
-        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        if options.device_check and not torch.isfinite(norm):
-            raise SystemExit(f"step {step}: the gradient is not finite")
-        adam.step()
+        masters.step(rate(step, steps, options.rate))
         sums += torch.stack((answers.detach(), centres.detach(), right))
         step += 1
+        if profiler is not None and step == 40:
+            profiler.start()
+        if profiler is not None and step == 50:
+            profiler.stop()
+            print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90))
+            break
         if step % options.every == 0 or step == steps:
             now = time.monotonic()
             taken = step - shown_step
@@ -135,15 +169,21 @@ def train(options: argparse.Namespace) -> None:
         if time.monotonic() - begun > options.minutes * 60:
             break
         fetched = time.monotonic()
-    save(options.checkpoint, network, adam, step)
+    save(options.checkpoint, masters, step)
     print(f"saved step {step} of {steps} after {(time.monotonic() - begun) / 60:.2f} minutes", flush=True)
 
 
-def save(path: Path, network: Network, adam: torch.optim.AdamW, step: int) -> None:
+def save(path: Path, masters: Masters, step: int) -> None:
+    """The checkpoint, and beside it the weights alone in 16 bits, which is what leaves the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    torch.save({"network": network.state_dict(), "optimiser": adam.state_dict(), "step": step}, beside)
-    beside.replace(path)
+    weights = {name: weight.detach().cpu() for name, weight in masters.weights.items()}
+    for target, content in (
+        (path, {"network": weights, "optimiser": masters.adam.state_dict(), "step": step}),
+        (path.with_suffix(".half"), {"network": {name: w.half() for name, w in weights.items()}, "step": step}),
+    ):
+        beside = target.with_suffix(".part")
+        torch.save(content, beside)
+        beside.replace(target)
 
 
 def main() -> None:
@@ -158,8 +198,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--every", type=int, default=100, help="steps between two lines of figures")
     parser.add_argument("--minutes", type=float, default=8.5, help="of this call; then it saves and ends")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--device-check", action="store_true", help="look at the gradient of every step")
+    parser.add_argument("--profile", action="store_true", help="print where the time of ten steps goes, and end")
     train(parser.parse_args())
 
 
