@@ -138,18 +138,19 @@ class PageEvents:
             await response.write(b"retry: 2000\n\n")
             await self._tell_all(mailbox)
             while not self._desk.gateway.stopping:
-                # a key that was taken away hears nothing more
-                self._desk.visitor(request)
                 try:
                     async with asyncio.timeout(_KEEP_ALIVE_S):
                         news = await mailbox.take()
                 except TimeoutError:
                     news = b": still here\n\n"
+                if not self._desk.welcome(request):
+                    break  # a key that was taken away hears nothing more
                 try:
                     async with asyncio.timeout(patience):
                         await response.write(news)
                 except TimeoutError:
                     raise ConnectionResetError("the browser did not read its events") from None
+            await response.write_eof()
         return response
 
     @contextlib.asynccontextmanager

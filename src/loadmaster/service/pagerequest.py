@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +53,12 @@ class Desk:
         if request.method not in ("GET", "HEAD"):
             check_own_page(request)
         return Visitor(key.name, key)
+
+    def welcome(self, request: web.Request) -> bool:
+        """Whether the visitor of a stream that goes on still has a key."""
+        with contextlib.suppress(ApiError):
+            return self.known(request) is not None
+        return False
 
     async def read(self, request: web.Request, kind: type[T], most: int = MOST_JSON_BYTES) -> T:
         """The JSON object of the body. Raises :class:`ApiError`."""
