@@ -10,16 +10,15 @@ from msgspec.structs import replace
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import Evidence, Finding
 from loadmaster.core.logfacts import LogFacts
+from loadmaster.core.logsieve import Sieve
 from loadmaster.core.logtext import read_line
 from loadmaster.core.rootcause import findings_of
 from loadmaster.core.signatures import Matcher
-from loadmaster.core.startlog import SERVING, Seen, StartLog
+from loadmaster.core.startlog import SERVING, Seen, StartLog, marks
 
 _SIGKILL = 9
 _KILLED, _MASK = "host-ram-killed", "engine-dead-masked"
 _FREE, _HELD = "free-memory-below-request", "gpu-held-by-other-process"
-_SHORTEST_KEY = 48  # letters of hexadecimal numbers are left out of longer ones only
-_MOST_KEYS = 20_000
 _LONGEST_PART = 64_000
 _MOST_SUSPICIOUS = 5
 _MOST_EARLIER = 5
@@ -66,8 +65,7 @@ class Diagnoser:
         self._lines = 0
         self._path: str | None = None
         self._part = ""
-        self._plain: set[bytes] = set()
-        self._counts: dict[bytes, int] = {}
+        self._sieve = Sieve(self._matcher.wordings, marks())
 
     @property
     def phase(self) -> str | None:
@@ -78,29 +76,21 @@ class Diagnoser:
         self._path, self._number = path, 0
 
     def read(self, block: bytes) -> None:
-        """Whole lines of UTF-8, each ended by a newline; broken bytes are replaced.
-
-        Most lines of a long log are like thousands before them. What differs between them are numbers, so a line
-        that said nothing is known again by its text without digits, and then not looked at.
-        """
-        plain = self._plain
+        """Whole lines of UTF-8, each ended by a newline; broken bytes are replaced."""
         lines = block.split(b"\n")
-        keys = block.translate(None, b"0123456789").split(b"\n")
-        if lines[-1] == b"":
+        if not lines[-1]:
             lines.pop()
-        number = self._number
-        for place, line in enumerate(lines, 1):
-            key = keys[place - 1]
-            if key in plain:
-                continue
-            short = key.translate(None, b"abcdef") if len(key) > _SHORTEST_KEY else key
-            if short in plain:
-                continue
-            self._number = number + place - 1
-            if not self._take(line.decode("utf-8", "replace"), number + place):
-                self._forget(key, short)
+        last = -1
+        for batch in self._sieve.sift(block, lines):
+            for place in batch:
+                if place - 1 > last:
+                    self._start.pass_over(read_line(lines[place - 1].decode("utf-8", "replace")))
+                last = place
+                if not self._take(lines[place].decode("utf-8", "replace"), self._number + place + 1):
+                    self._sieve.pass_over(lines[place])
+            self._sieve.go_on = bool(self._part) or self._start.expects_more
         self._lines += len(lines)
-        self._number = number + len(lines)
+        self._number += len(lines)
 
     def feed(self, line: str, number: int) -> None:
         """``number``: of the line in its file, from 1."""
@@ -150,15 +140,7 @@ class Diagnoser:
             self._ended += [item for item in seen if item.code == root][:1]
         self._starts += 1
         self._start = StartLog(self._matcher)
-        self._plain.clear()
-        self._counts.clear()
-
-    def _forget(self, key: bytes, short: bytes) -> None:
-        """The next line like this one need not be looked at."""
-        if len(self._plain) >= _MOST_KEYS:
-            self._plain.clear()
-        self._plain.add(key)
-        self._plain.add(short)
+        self._sieve.clear()
 
     def _healthy(self, findings: Sequence[Finding], exit: ExitSeen | None) -> bool | None:
         if any(item.severity == "error" for item in findings):

@@ -90,6 +90,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
+def texts_of_facts() -> tuple[str, ...]:
+    """Texts of which a line has one if it tells a fact."""
+    table = _table()
+    told = [*(entry.texts for entry in table.reading), *(entry.texts for entry in table.version)]
+    told += [*(entry.texts for entry in table.engine), *(entry.texts for entry in table.backend)]
+    marked = [*(mark.text for mark in table.arguments.marks), *table.arguments.configuration]
+    return (*(text for texts in told for text in texts), *marked)
+
+
 class FactsReader:
     """Collects the facts of one start."""
 
@@ -116,6 +125,11 @@ class FactsReader:
             told = any(self._readings(before + glue + line.text, line.speaker) for glue in ("", " "))
         told |= self._backend(line.text)
         return self._printed_arguments(line.text) or told
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether arguments were begun whose end has not come."""
+        return self._open is not None
 
     def facts(self) -> LogFacts:
         """Counts, phases and how far it came are the caller's."""

@@ -34,47 +34,58 @@ _ISO = rf"(?P<iso>{_DAY}[T ]{_CLOCK})(?:\s?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _FILE = r"[\w./\\<>-]*\w\.(?:py|cpp|cc|cu|cuh|rs|h):\d+"
 
-# Each is tried at the front of what is left, until none fits.
-_PREFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"[ \t]{0,3}>(?:[ \t]|(?=[^\w]))",
-        # docker compose
-        r"[A-Za-z0-9][\w.-]{0,60}\s*\|(?:\s|$)",
-        # kubectl logs --prefix, stern
-        r"\[pod/[^\]\s]+\]\s?",
-        r"[a-z0-9][a-z0-9.-]*-[a-z0-9]{4,10}-[a-z0-9]{5} [a-z0-9.-]+ (?=\S)",
-        # CRI
-        rf"(?P<cri>{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) (?P<part>[FP])(?::[A-Z]+)? ",
-        # journald and syslog
-        rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) [\w./@:-]+(?:\[\d+\])?: ?",
-        rf"{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:?\d\d) [\w.-]+ [\w./@-]+\[\d+\]: ?",
-        # SGLang
-        rf"\[(?P<sglang>{_DAY} {_CLOCK})(?P<ranks>(?: (?:DP|PP|TP|EP|ATTN_TP|ATTN_CP)\d+)*)\] ?",
-        # LMDeploy and others that use Python's logging
-        rf"{_ISO} - (?P<logger>[\w.]+) - {_LEVEL} - (?:(?P<source>{_FILE}) - )?",
+# By the characters that they begin with. Each is tried at the front of what is left, until none fits.
+_DIGIT, _UPPER, _LETTER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz"
+_BY_BEGINNING = (
+    (" >\t", r"[ \t]{0,3}>(?:[ \t]|(?=[^\w]))"),
+    # docker compose
+    (_DIGIT + _UPPER + _LETTER, r"[A-Za-z0-9][\w.-]{0,60}\s*\|(?:\s|$)"),
+    # kubectl logs --prefix, stern
+    ("[", r"\[pod/[^\]\s]+\]\s?"),
+    (_DIGIT + _LETTER, r"[a-z0-9][a-z0-9.-]*-[a-z0-9]{4,10}-[a-z0-9]{5} [a-z0-9.-]+ (?=\S)"),
+    # CRI
+    (_DIGIT, rf"(?P<cri>{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) (?P<part>[FP])(?::[A-Z]+)? "),
+    # journald and syslog
+    (_UPPER, rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) [\w./@:-]+(?:\[\d+\])?: ?"),
+    (_DIGIT, rf"{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:?\d\d) [\w.-]+ [\w./@-]+\[\d+\]: ?"),
+    # SGLang
+    ("[", rf"\[(?P<sglang>{_DAY} {_CLOCK})(?P<ranks>(?: (?:DP|PP|TP|EP|ATTN_TP|ATTN_CP)\d+)*)\] ?"),
+    # LMDeploy and others that use Python's logging
+    (_DIGIT, rf"{_ISO} - (?P<logger>[\w.]+) - {_LEVEL} - (?:(?P<source>{_FILE}) - )?"),
+    (
+        "[" + _DIGIT,
         rf"\[?{_ISO}\]?(?:\s+\[?{_LEVEL}\]?(?:[ :]|$))?(?: ?(?:[\w.]+(?:::[\w.]+)+|[\w.-]*\[\d+\]): )?\s?",
+    ),
+    # vLLM: with the date, without it, and as uvicorn writes
+    (
+        _UPPER,
         rf"{_LEVEL} (?P<when>\d\d-\d\d {_CLOCK}) "
         r"(?:\[(?P<source>[^\]]{0,200})\]|(?P<old_source>[\w./<>-]+:\d+)\])(?: |$)",
-        rf"{_LEVEL} (?:{_ISO} )?\[(?P<source>{_FILE})\](?: |$)",
-        rf"(?<!\w){_LEVEL}:[ \t]{{1,5}}",
-        rf"\[(?P<source>{_FILE})\](?: |$)",
-        # torch
-        rf"\[(?P<letter>[DIWEF])\d{{3,4}} {_CLOCK} (?P<source>{_FILE})\] ?",
-        # glog
-        rf"(?P<letter>[IWEF])\d{{4}} {_CLOCK}\s+\d+ (?P<source>{_FILE})\] ?",
-        # llama.cpp
-        r"\d+\.\d\d\.\d{3}\.\d{3} (?P<letter>[DIWE]) ",
-        # who speaks: vLLM, Ray, torchrun; the opening bracket may be cut off
+    ),
+    (_UPPER, rf"{_LEVEL} (?:{_ISO} )?\[(?P<source>{_FILE})\](?: |$)"),
+    (_UPPER, rf"{_LEVEL}:[ \t]{{1,5}}"),
+    ("[", rf"\[(?P<source>{_FILE})\](?: |$)"),
+    # torch
+    ("[", rf"\[(?P<letter>[DIWEF])\d{{3,4}} {_CLOCK} (?P<source>{_FILE})\] ?"),
+    # glog
+    (_UPPER, rf"(?P<letter>[IWEF])\d{{4}} {_CLOCK}\s+\d+ (?P<source>{_FILE})\] ?"),
+    # llama.cpp
+    (_DIGIT, r"\d+\.\d\d\.\d{3}\.\d{3} (?P<letter>[DIWE]) "),
+    # who speaks: vLLM, Ray, torchrun; the opening bracket may be cut off
+    (
+        "(" + _UPPER,
         r"\(?(?P<speaker>(?:APIServer|ApiServer|EngineCore|DPEngineCore|Worker|VllmWorker|RayWorker|PatchedvLLM)\w*"
         r"(?: (?:TP\d+|PP\d+|DP\d+))*(?:[ ,]+(?:rank|pid|ip)=[\w.:]+)*)\)(?: |$)",
+    ),
+    (
+        "(",
         r"\((?P<speaker>[A-Za-z_][\w.:-]*(?:\([^)]*\))?(?: [\w.:-]+)?"
         r"(?:,? (?:rank|pid|ip)=[\w.:]+)+(?:, ip=[\w.:]+)?)\)(?: |$)",
-        r"\[(?P<rank>rank ?\d+)\]:(?: |(?=\[)|$)",
-        r"\[(?P<rank>Stage-\d+|TP\d+|DP\d+(?: TP\d+)?)\] ?",
-        r"│ ?",
-        r"\^C",
-    )
+    ),
+    ("[", r"\[(?P<rank>rank ?\d+)\]:(?: |(?=\[)|$)"),
+    ("[", r"\[(?P<rank>Stage-\d+|TP\d+|DP\d+(?: TP\d+)?)\] ?"),
+    ("│", r"│ ?"),
+    ("^", r"\^C"),
 )
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTICE": "INFO", "TRACE": "DEBUG"}
@@ -83,9 +94,22 @@ _LEAP_YEAR = 2024  # has every day
 _TEXT_KEYS = ("log", "MESSAGE", "message", "msg", "line", "textPayload")
 
 
-class LogLine(Struct):
-    """``text``: the message, indented as it was; ``whole``: with who wrote it when. ``headed``: the engine wrote a prefix of its own before it.
+def _by_first() -> dict[str, tuple[re.Pattern[str], ...]]:
+    found: dict[str, list[re.Pattern[str]]] = {}
+    for beginnings, pattern in _BY_BEGINNING:
+        compiled = re.compile(pattern)
+        for char in beginnings:
+            found.setdefault(char, []).append(compiled)
+    return {char: tuple(patterns) for char, patterns in found.items()}
 
+
+_PREFIXES = _by_first()
+
+
+class LogLine(Struct):
+    """``text``: the message, indented as it was; ``whole``: with who wrote it when.
+
+    ``headed``: the engine wrote a prefix of its own before it.
     ``speaker``: the process that wrote it, "" where the line does not say. ``source``: "gpu_worker.py:508" or "".
     ``level``: DEBUG, INFO, WARNING, ERROR, CRITICAL or "". ``at``: seconds since the year began, by the engine's own
     clock if ``own_clock``, else by that of a program around it.
@@ -113,7 +137,8 @@ def read_line(line: str) -> LogLine:
         text = _without_colours(inner.rstrip("\r\n"))
     outer: float | None = None
     for _ in range(_MOST_PREFIXES):
-        found = next((match for prefix in _PREFIXES if (match := prefix.match(text)) is not None), None)
+        prefixes = _PREFIXES.get(text[:1], ())
+        found = next((match for prefix in prefixes if (match := prefix.match(text)) is not None), None)
         if found is None or not found.end():
             break
         outer = _take(read, found.groupdict(), outer)

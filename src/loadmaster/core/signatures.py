@@ -71,7 +71,8 @@ FAMILIES = (
     "lmdeploy",
     "llamacpp",
 )
-_DROPPED = str.maketrans("", "", " \t\r\n\f\v\u00a0\u200b`'\"\\*‘’“”")
+_DROPPED = b" \t\r\n\f\v`'\"\\*"
+_DROPPED_WIDE = tuple(char.encode() for char in "\u00a0\u200b‘’“”")
 _GROUP = re.compile(r"\{(\w+)\}")
 
 
@@ -138,7 +139,16 @@ def signatures(engine: str | None = None) -> tuple[Signature, ...]:
 
 def squeezed(text: str) -> str:
     """The text as texts are compared: lower case, no blanks, no quotation marks."""
-    return text.lower().translate(_DROPPED)
+    return squeezed_bytes(text.encode("utf-8", "replace")).decode()
+
+
+def squeezed_bytes(text: bytes) -> bytes:
+    """The same for UTF-8."""
+    text = text.lower().translate(None, _DROPPED)
+    if not text.isascii():
+        for char in _DROPPED_WIDE:
+            text = text.replace(char, b"")
+    return text
 
 
 class Match(Struct, frozen=True):
@@ -193,6 +203,11 @@ class Matcher:
             if group is not None:
                 groups.add(group)
         return Match(tuple(hits), tuple(waiting))
+
+    @property
+    def wordings(self) -> tuple[str, ...]:
+        """Every text that is looked for."""
+        return tuple(text for rule in self._rules for text in rule.signature.texts)
 
     def completed(self, signature: Signature, message: str) -> Hit | None:
         """The hit of a waiting signature, or of one with more of its numbers, now that the message is longer."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from loadmaster.core.enginelog import Phases, grammar
 from loadmaster.core.facts import Evidence
 from loadmaster.core.logfacts import LogFacts, PhaseTime, Reached
-from loadmaster.core.logreadings import FactsReader
+from loadmaster.core.logreadings import FactsReader, texts_of_facts
 from loadmaster.core.logtext import LogLine, Tracebacks, Windows, is_frame
 from loadmaster.core.signatures import Hit, Matcher, Signature
 
@@ -38,13 +38,30 @@ _MOST_SUSPICIOUS = 5
 _LINES_TO_GO_ON = 6
 _HALF_YEAR = 183 * 86400
 _YEAR = 366 * 86400
+_ANSWER = ' HTTP/1.1" 2'
 _ANSWERED = re.compile(r'"(?:POST|GET) /(?:v1/(?!models)|generate|invocations|tokenize)\S* HTTP/[\d.]+" 2\d\d')
-_EXCEPTION = re.compile(
-    r"^\s*(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout)\b(?:: |:?$|\()"
-    r"|Segmentation fault|core dumped|^Aborted|terminate called|Fatal Python error|^Killed$"
-    r"|panicked at|SIG(?:KILL|SEGV|BUS|ABRT)"
+_EXCEPTION = re.compile(r"\s*(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Failure|Timeout)\b(?:: |:?$|\()")
+_CRASHES = (
+    "Segmentation fault",
+    "core dumped",
+    "Aborted",
+    "terminate called",
+    "Fatal Python error",
+    "Killed",
+    "panicked at",
+    "SIGKILL",
+    "SIGSEGV",
+    "SIGBUS",
+    "SIGABRT",
 )
 _ASKED_TO_STOP = ("KeyboardInterrupt", "CancelledError", "SystemExit: 0")
+
+
+def marks() -> tuple[str, ...]:
+    """Texts of which a line has one if it begins a phase or a start, or tells a fact."""
+    known = [grammar(name) for name in _GRAMMARS.values()]
+    phases = [text for one in known for phase in one.phase for text in phase.texts]
+    return (*phases, *(text for one in known for text in one.starts), *texts_of_facts(), _ANSWER)
 
 
 class Seen(Struct):
@@ -128,6 +145,16 @@ class StartLog:
         told |= bool(match.hits or match.waiting) or is_frame(line.text)
         return self._suspect(line, number, bool(match.hits)) or told
 
+    def pass_over(self, line: LogLine) -> None:
+        """A line that says nothing: its time, and where it ended, may count for the next one."""
+        self._time(line)
+        self._windows.before(line)
+
+    @property
+    def expects_more(self) -> bool:
+        """Whether what was read last may go on in the next line."""
+        return bool(self._open) or self._facts.expects_more
+
     def in_order(self) -> list[Seen]:
         """By time, and where lines have none, as they came."""
         return sorted(self._seen.values(), key=lambda seen: (seen.at if seen.at is not None else 0.0, seen.order))
@@ -152,7 +179,7 @@ class StartLog:
         if name != self._phases.name:
             self._phases = Phases(name)
         begun = self._phases.begun_by(line.text)
-        if begun is None and not self.answered and _ANSWERED.search(line.text):
+        if begun is None and not self.answered and _ANSWER in line.text and _ANSWERED.search(line.text):
             self.answered = True
             begun = None if self.phase == SERVING else self._phases.to_last()
         if begun is not None:
@@ -225,7 +252,7 @@ class StartLog:
 
     def _suspect(self, line: LogLine, number: int, explained: bool) -> bool:
         bad = line.level in ("ERROR", "CRITICAL")
-        exception = _EXCEPTION.search(line.text) is not None
+        exception = _EXCEPTION.match(line.text) is not None or any(part in line.text for part in _CRASHES)
         if not (bad or exception) or explained:
             return bad or exception
         if self.phase == SERVING and any(part in line.text for part in _ASKED_TO_STOP):
