@@ -2,7 +2,8 @@
 import { useEffect, useState } from "./html.js";
 import { ApiError } from "./api.js";
 import { browserRepository } from "./browserrepository.js";
-import { changeMessage, goTo, loadList, repository, reread } from "./conversations.js";
+import { changeMessage, loadList, repository, reread } from "./conversations.js";
+import { moveDraft } from "./drafts.js";
 import { t } from "./i18n.js";
 import { refreshSession } from "./session.js";
 import { readEvents } from "./stream.js";
@@ -53,11 +54,38 @@ class Answer {
 
 const live = new Map(); // id of the answer -> Answer
 
-export const liveAnswer = (id) => live.get(id) ?? null;
-export const answering = (conversation) => [...live.values()].find((one) => one.conversation === conversation) ?? null;
+const watchers = new Set(); // told when an answer begins or ends
+
+function enter(answer) {
+  live.set(answer.id, answer);
+  for (const watcher of [...watchers]) watcher();
+}
+
+function leave(answer) {
+  live.delete(answer.id);
+  for (const watcher of [...watchers]) watcher();
+}
+
+const answering = (conversation) => [...live.values()].find((one) => one.conversation === conversation) ?? null;
+
+function useWatched() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const watcher = () => redraw((n) => n + 1);
+    watchers.add(watcher);
+    return () => watchers.delete(watcher);
+  }, []);
+}
+
+/** Whether an answer is being written in this conversation. */
+export function useAnswering(conversation) {
+  useWatched();
+  return answering(conversation) !== null;
+}
 
 /** The answer in the making under this id, drawn again as it grows; null when there is none. */
 export function useAnswer(id) {
+  useWatched();
   const [, redraw] = useState(0);
   const answer = live.get(id) ?? null;
   useEffect(() => answer?.listen(() => redraw((n) => n + 1)), [answer]);
@@ -96,7 +124,7 @@ function noticeKept(stored) {
 const over = (answer) => ["done", "stopped", "failed"].includes(answer.state);
 
 function settle(answer) {
-  live.delete(answer.id);
+  leave(answer);
   changeMessage(answer.id, {
     text: answer.text,
     thinking: answer.thinking || null,
@@ -197,7 +225,7 @@ function begin(conversation, data, body, abort) {
   }
   const answer = new Answer(conversation, answerMessage);
   answer.abort = abort;
-  live.set(answer.id, answer);
+  enter(answer);
   if (current?.id === conversation) store.set({ current: { ...current, title: data.title ?? current.title, messages } });
   return answer;
 }
@@ -208,7 +236,7 @@ async function askBrowser(conversation, body) {
   const { response, conversation: kept, answer: message, save } = await repository().answer(conversation, body, abort.signal);
   const answer = new Answer(conversation, message);
   answer.abort = abort;
-  live.set(answer.id, answer);
+  enter(answer);
   const { current } = store.get();
   if (current?.id === conversation) store.set({ current: { ...kept, messages: [...kept.messages] } });
   const offset = message.text.length;
@@ -242,8 +270,9 @@ export async function askQuestion(body) {
   if (current === null) {
     const created = await repository().create();
     current = { settings: {}, messages: [], title: "", ...created };
+    moveDraft(current.id);
     store.set({ current });
-    await goTo(current.id);
+    history.replaceState(null, "", `#/c/${encodeURIComponent(current.id)}`);
   }
   const full = { model: model()?.id, ...body };
   if (store.get().session?.storage === "browser") await askBrowser(current.id, full);
@@ -257,7 +286,7 @@ export function takeUp(conversation) {
     if (message.state !== "streaming" || live.has(message.id)) continue;
     const answer = new Answer(conversation.id, message);
     answer.state = message.text ? "answering" : "waiting";
-    live.set(answer.id, answer);
+    enter(answer);
     follow(answer, null);
   }
 }

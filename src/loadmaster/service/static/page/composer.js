@@ -1,6 +1,6 @@
 // Where a question is written: text, pictures, and what goes with them.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { answering, askQuestion, stopAnswer } from "./answers.js";
+import { askQuestion, stopAnswer, useAnswering } from "./answers.js";
 import { problemWords } from "./api.js";
 import { Camera, cameraHere } from "./camera.js";
 import { Crop } from "./crop.js";
@@ -27,7 +27,7 @@ export function Composer() {
   const files = useRef(null);
   const phone = useRef(null);
   const [camera, setCamera] = useState(false);
-  const running = current !== null && answering(current.id) !== null;
+  const running = useAnswering(current?.id ?? null);
   useEffect(() => {
     openDraft(current?.id ?? null);
   }, [current?.id]);

@@ -42,6 +42,16 @@ function keep() {
   done.catch(() => notify(t("draft.pictures_not_kept"), "problem"));
 }
 
+/** The draft goes with the conversation that its question begins. */
+export function moveDraft(conversation) {
+  const { key, text } = drafts.get();
+  drafts.set({ key: keyOf(conversation) });
+  setText(text);
+  keep();
+  remember(`draft.${key}`, "");
+  erase("drafts", key).catch(() => {});
+}
+
 /** The draft was sent: forget it. */
 export function clearDraft() {
   for (const one of drafts.get().pictures) if (one.url) URL.revokeObjectURL(one.url);

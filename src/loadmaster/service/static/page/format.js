@@ -23,7 +23,7 @@ export function size(bytes) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return t("unknown");
-  if (value < 10) return `${number(value, 2)} s`;
+  if (value < 10) return `${number(value, Number.isInteger(value) ? 0 : 2)} s`;
   if (value < 120) return `${number(value, 0)} s`;
   return `${number(value / 60, 0)} min`;
 }

@@ -30,15 +30,23 @@ export function LoadSheet() {
   `;
 }
 
-/** What was measured of each part of a card: name -> bytes. */
+/** What was read of a card's parts; several that are only read together are one line. Null: nothing was compared. */
 function actualOf(reconcile, index) {
-  const card = (reconcile?.gpus ?? reconcile?.cards ?? []).find((one) => one.index === index);
-  const found = {};
-  for (const one of card?.components ?? []) {
-    const bytes = one.actual_bytes ?? one.actual ?? null;
-    if (bytes !== null) found[one.name] = bytes;
-  }
-  return found;
+  const lines = reconcile?.cards?.find((one) => one.index === index)?.lines ?? [];
+  return lines.some((line) => line.actual !== null) ? lines : null;
+}
+
+/** The rows of a card's table: {names, bytes, low, high, basis, actual}. */
+function rows(parts, lines) {
+  if (lines === null) return parts.map((part) => ({ ...part, names: [part.name], actual: null }));
+  return lines
+    .map((line) => {
+      const names = (line.parts?.length ? line.parts : [line]).map((part) => part.name).sort((a, b) => rank(a) - rank(b));
+      const bases = new Set(parts.filter((part) => names.includes(part.name)).map((part) => part.basis));
+      return { names, bytes: line.planned, low: line.low, high: line.high, actual: line.actual, basis: bases.size === 1 ? [...bases][0] : null };
+    })
+    .filter((row) => row.bytes > 0 || row.actual > 0)
+    .sort((a, b) => rank(a.names[0]) - rank(b.names[0]));
 }
 
 function Card({ gpu, reading, actual, one }) {
@@ -60,15 +68,14 @@ function Card({ gpu, reading, actual, one }) {
         ${reading?.used_bytes != null && html`<span class=${reading.used_bytes > most ? "used over" : "used"} style=${{ width: `${(reading.used_bytes / scale) * 100}%` }}></span>`}
       </div>
       <table class="parts">
-        <thead><tr><th scope="col">${t("load.part")}</th><th scope="col">${t("load.plan")}</th><th scope="col">${t("load.range")}</th>${Object.keys(actual).length > 0 && html`<th scope="col">${t("load.actual")}</th>`}<th scope="col">${t("load.basis")}</th></tr></thead>
+        <thead><tr><th scope="col">${t("load.part")}</th><th scope="col">${t("load.plan")}</th><th scope="col">${actual ? t("load.actual") : t("load.range")}</th><th scope="col">${t("load.basis")}</th></tr></thead>
         <tbody>
-          ${parts.map(
-            (part) => html`<tr key=${part.name}>
-              <th scope="row"><span class=${`swatch ${partClass(part.name)}`} aria-hidden="true"></span>${partName(part.name)}</th>
-              <td>${bareGib(part.bytes, 2)}</td>
-              <td class="muted">${part.low === part.high ? "" : `${bareGib(part.low, 1)}–${bareGib(part.high, 1)}`}</td>
-              ${Object.keys(actual).length > 0 && html`<td>${actual[part.name] === undefined ? "–" : bareGib(actual[part.name], 2)}</td>`}
-              <td class="muted">${t(`basis.${part.basis}`)}</td>
+          ${rows(parts, actual).map(
+            (row) => html`<tr key=${row.names[0]}>
+              <th scope="row">${row.names.map((part) => html`<span class=${`swatch ${partClass(part)}`} aria-hidden="true"></span>`)}${row.names.map(partName).join(", ")}</th>
+              <td title=${`${bareGib(row.low, 2)}–${bareGib(row.high, 2)}`}>${bareGib(row.bytes, 2)}</td>
+              ${actual ? html`<td>${bareGib(row.actual, 2)}</td>` : html`<td class="muted">${row.low === row.high ? "" : `${bareGib(row.low, 1)}–${bareGib(row.high, 1)}`}</td>`}
+              <td class="muted">${row.basis ? t(`basis.${row.basis}`) : ""}</td>
             </tr>`,
           )}
         </tbody>

@@ -1,6 +1,6 @@
 // One message: what was asked with its pictures, or what was answered with its numbers.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { askQuestion, answering, useAnswer } from "./answers.js";
+import { askQuestion, useAnswer, useAnswering } from "./answers.js";
 import { problemWords } from "./api.js";
 import { copy } from "./clipboard.js";
 import { repository, reread } from "./conversations.js";
@@ -33,7 +33,7 @@ export const Asking = ({ asking }) => html`
 
 function Question({ message }) {
   const [editing, setEditing] = useState(false);
-  const busy = use((s) => s.current && answering(s.current.id)) !== null;
+  const busy = useAnswering(use((s) => s.current?.id));
   if (editing) return html`<${Edit} message=${message} done=${() => setEditing(false)} />`;
   return html`
     <article class="message user" aria-label=${t("you")}>
@@ -107,7 +107,7 @@ export function SentPicture({ picture }) {
 function Reply({ message, now, live, last }) {
   const state = live ? now.state : message.state;
   const text = now.text ?? "";
-  const busy = use((s) => s.current && answering(s.current.id)) !== null;
+  const busy = useAnswering(use((s) => s.current?.id));
   const again = (body) => async () => {
     try {
       await askQuestion({ ...body, parameters: sentParameters() });

@@ -154,14 +154,19 @@ function Menu({ close, children }) {
 function Rename({ one, done }) {
   const ref = useRef(null);
   useEffect(() => ref.current.select(), []);
+  const ended = useRef(false); // leaving the field by a key takes the focus away as well
   const save = () => {
+    if (ended.current) return;
+    ended.current = true;
     const title = ref.current.value.trim();
     done();
     if (title && title !== one.title) rename(one.id, title);
   };
   const keys = (event) => {
     if (event.key === "Enter") save();
-    if (event.key === "Escape") done();
+    if (event.key !== "Escape") return;
+    ended.current = true;
+    done();
   };
   return html`<input ref=${ref} class="rename" aria-label=${t("rename")} defaultValue=${one.title} onKeyDown=${keys} onBlur=${save} />`;
 }
