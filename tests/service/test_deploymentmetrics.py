@@ -102,7 +102,7 @@ def _gateway() -> GatewayMetrics:
     return metrics
 
 
-def _all() -> CollectorRegistry:
+def all_metrics() -> CollectorRegistry:
     metrics = _gateway()
     metrics.registry.register(_full())
     return metrics.registry
@@ -149,7 +149,7 @@ def test_labels_come_from_short_lists() -> None:
 
 
 def test_the_conventions_of_prometheus_hold() -> None:
-    assert lint(_all().collect(), "loadmaster_") == []
+    assert lint(all_metrics().collect(), "loadmaster_") == []
 
 
 def _bad() -> Iterator[tuple[Metric, str]]:
@@ -171,7 +171,7 @@ def test_the_linter_finds_each_breach(metric: Metric, words: str) -> None:
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_promtool_finds_nothing() -> None:
     assert PROMTOOL is not None
-    text = generate_latest(_all())
+    text = generate_latest(all_metrics())
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -204,7 +204,7 @@ def _expressions() -> dict[str, str]:
 def _labels() -> dict[str, set[str]]:
     """The labels of each series that /metrics can have."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(generate_latest(_all()).decode()):
+    for family in text_string_to_metric_families(generate_latest(all_metrics()).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
