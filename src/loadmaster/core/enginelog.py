@@ -10,6 +10,7 @@ from functools import cache
 
 from msgspec import Struct, convert
 
+from loadmaster.core.checks.catalogue import usual_severity
 from loadmaster.core.logtext import Tracebacks, Windows, read_line
 from loadmaster.core.signatures import Matcher, signatures
 from loadmaster.core.tables import load_toml
@@ -103,8 +104,9 @@ class LogReader:
         )
         for hit in match.hits:
             entry = hit.signature
-            if entry.kind in ("cause", "symptom"):
-                self._remember(entry.code, entry.kind == "symptom", read.whole)
+            dead = entry.kind == "symptom" and (entry.severity or usual_severity(entry.code)) == "error"
+            if dead or entry.kind == "cause":
+                self._remember(entry.code, dead, read.whole)
                 return entry.code
         return None
 

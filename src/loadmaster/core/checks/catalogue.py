@@ -16,6 +16,12 @@ def codes() -> tuple[str, ...]:
     return tuple(load_toml("findings.toml"))
 
 
+def usual_severity(code: str) -> Severity:
+    """KeyError for a code that does not exist."""
+    severity: Severity = load_toml("findings.toml")[code]["severity"]
+    return severity
+
+
 def finding(
     code: str,
     cause: str,
