@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from loadmaster.core.facts import GIB, MIB
+from loadmaster.core.facts import GIB, MIB, Severity
 from loadmaster.core.gputable import GpuSpecError, parse_gpu_spec
 
 SCHEMA = 1
@@ -29,6 +29,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _BACKEND_URL = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
+_WEBHOOK = re.compile(r"https?://[A-Za-z0-9.\[\]:_@%~-]{1,253}(/[!-~]*)?(\?[!-~]*)?")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+!_-]{0,39}")
 _MOST_SECONDS = 7 * 24 * 3600
 _MOST_DAYS = 36_500
@@ -110,6 +111,21 @@ class PageSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     retention_days: float | None = None
 
 
+class AlertsSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where alerts go beside the log. ``webhook``: an address that takes JSON, or the name of a variable that has it.
+
+    ``command``: a program and its arguments, which gets the same JSON on its standard input; no shell reads it.
+    ``least``: the mildest severity that is sent. ``ended``: also say when an alert is over. ``timeout_s``: of one try.
+    """
+
+    webhook: str | None = None
+    webhook_environment: str | None = None
+    command: list[str] = []
+    least: Severity = "warning"
+    ended: bool = True
+    timeout_s: float = 10.0
+
+
 class SupervisionSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens after a crash, in seconds.
 
@@ -145,6 +161,7 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitsSection = LimitsSection()
     page: PageSection = PageSection()
     supervision: SupervisionSection = SupervisionSection()
+    alerts: AlertsSection = AlertsSection()
 
 
 def is_deployment_name(name: str) -> bool:
@@ -171,6 +188,7 @@ def problems(deployment: Deployment) -> list[str]:
         *_limits(deployment.limits),
         *_page(deployment.page),
         *_supervision(deployment.supervision),
+        *_alerts(deployment.alerts),
     ]
 
 
@@ -300,6 +318,20 @@ def _supervision(supervision: SupervisionSection) -> Iterator[str]:
             f"supervision.backoff_most_s: {supervision.backoff_most_s:g} is under "
             f"backoff_first_s, {supervision.backoff_first_s:g}"
         )
+
+
+def _alerts(alerts: AlertsSection) -> Iterator[str]:
+    if alerts.webhook is not None and not _WEBHOOK.fullmatch(alerts.webhook):
+        # the address is not repeated: it may hold a secret
+        yield "alerts.webhook: has to begin with http:// or https:// and a host, and to have no blanks"
+    variable = alerts.webhook_environment
+    if variable is not None and not _VARIABLE.fullmatch(variable):
+        yield f"alerts.webhook_environment: {variable!r} cannot be the name of an environment variable"
+    if any("\0" in word for word in alerts.command):
+        yield "alerts.command: has a zero byte"
+    elif alerts.command and not alerts.command[0].strip():
+        yield "alerts.command: its first word has to be a program"
+    yield from _seconds("alerts.timeout_s", alerts.timeout_s, above_zero=True)
 
 
 def _text(key: str, value: str) -> Iterator[str]:

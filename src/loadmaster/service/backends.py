@@ -82,6 +82,7 @@ class Backend:
         self.error: ApiError | None = None
         self.card: dict[str, Any] = {}
         self.answered_at: float | None = None  # when a byte of an answer last came, by the loop's clock
+        self.thinking_tokens = 0  # of thoughts that streams passed on, about one an event
         self.look = asyncio.Event()
         self._asking: asyncio.Task[bool] | None = None
 

@@ -196,6 +196,8 @@ def create_app(settings: GatewaySettings) -> web.Application:
         gateway.page = Page(gateway, settings.page)
         gateway.page.attach(app)
     app.on_response_prepare.append(_headers)
+    if settings.made is not None:
+        settings.made(gateway)
     return app
 
 

@@ -122,6 +122,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     are, from ``data:`` URLs only. ``closing``: called at the end, to end what the image rules hold.
     ``address_file``: where to write the address once it is open. ``page`` None: no page is served.
     ``collectors``: of Prometheus, beside the gateway's own figures. ``beside``: run as long as the gateway is open.
+    ``made``: called with the gateway once it is made, for who reads its queue.
     """
 
     backends: tuple[BackendSettings, ...]
@@ -141,6 +142,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     page: PageSettings | None = None
     collectors: tuple[Collector, ...] = ()
     beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    made: Callable[[Any], None] | None = None
 
     @property
     def asks_for_keys(self) -> bool:

@@ -34,6 +34,7 @@ _ENDS: dict[str, tuple[str, ...]] = {
     RESPONSES_ROUTE: ("response.completed", "response.failed", "response.incomplete"),
     MESSAGES_ROUTE: ("message_stop",),
 }
+_THOUGHTS = (b'"reasoning_content":"', b'"reasoning":"')  # an empty text is no thought
 _EVENT_HEADS = (b"data", b"event", b"id", b"retry", b":")
 
 
@@ -192,6 +193,11 @@ def events_end(part: bytes | bytearray) -> int:
     return max(end if end > 1 else 0, other if other > 3 else 0)
 
 
+def thoughts_in(events: bytes | bytearray) -> int:
+    """How many of the events carry thoughts: about a token each. Some engines tell them under both names."""
+    return max(events.count(name) - events.count(name + b'"') for name in _THOUGHTS)
+
+
 def is_end(events: bytes | bytearray, route: str) -> bool:
     """Whether the last of these whole events ends a stream of the route: judged by its type, never by its text."""
     for event in reversed(bytes(events).replace(b"\r\n", b"\n").split(b"\n\n")):
@@ -255,6 +261,8 @@ async def _stream(exchange: Exchange, backend: Backend, route: str, flight: Flig
             await outlet.write(part)
             flight.writing_since = None
             flight.bytes_out += len(part)
+            if b'"reasoning' in part:
+                backend.thinking_tokens += thoughts_in(part)
             if b"data" in part:
                 last = part
     except asyncio.CancelledError:

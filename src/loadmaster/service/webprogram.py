@@ -22,7 +22,7 @@ from loadmaster.core.facts import LoadSheet
 from loadmaster.edge.ports import holder_words
 from loadmaster.edge.statehome import StateError, write_file
 from loadmaster.service.enginechoice import engine_of
-from loadmaster.service.gateway import serve
+from loadmaster.service.gateway import Gateway, serve
 from loadmaster.service.gatewaysettings import (
     BackendSettings,
     GatewaySettings,
@@ -38,6 +38,8 @@ from loadmaster.service.keys import OWN_NAME, keys_path, write_own_key
 from loadmaster.service.pagesetup import page_settings
 from loadmaster.service.places import Places
 from loadmaster.service.portchoice import listening_port, remembered_port
+from loadmaster.service.sampler import GatewayLoad
+from loadmaster.service.watch import Watch
 from loadmaster.service.watching import Watching
 
 RESTART = 4
@@ -170,6 +172,8 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     rules = picture_rules(deployment, plan)
 
     watching = Watching(places, plan)
+    watch = watching.watch = Watch(deployment, places, plan, store=watching.store)
+    model = engine_of(deployment).served_model(deployment)
 
     async def convert(messages: list[Any]) -> tuple[list[Any], list[str]]:
         return await apply(messages, rules, pool, seen=watching.peak.saw_picture)
@@ -178,8 +182,10 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     try:
         own_key = _own_key(deployment, places)
         page = page_settings(deployment, places, plan, rules, pool, own_key)
+        page = structs.replace(page, watch=watch) if page is not None else None
         settings = gateway_settings(deployment, places, plan, port, convert, own_key, closing=pool.stop, page=page)
-        settings = structs.replace(settings, collectors=(watching.metrics,), beside=(watching.run,))
+        settings = structs.replace(settings, collectors=(watching.metrics,), beside=(watch.run, watching.run))
+        settings = structs.replace(settings, made=lambda gateway: _show_load(watch, gateway, model))
         threading.Thread(target=watcher.watch, daemon=True).start()
         serve(settings, lambda url: _opened(places, url, port))
     except SettingsError as error:
@@ -198,6 +204,17 @@ def run_web(deployment: Deployment, places: Places, supervisor: int | None = Non
     if watcher.why is not None:
         logging.info("ended: %s", watcher.why)
     return RESTART if watcher.restart else 0
+
+
+def _show_load(watch: Watch, gateway: Gateway, model: str) -> None:
+    """Let the watch see what waits in the gateway for the deployment's own engine, and what that engine thought."""
+
+    def load() -> GatewayLoad:
+        group = gateway.backends.groups[model]
+        own = group.backends[0]
+        return GatewayLoad(group.admission.waiting, own.thinking_tokens)
+
+    watch.load = load
 
 
 def _own_key(deployment: Deployment, places: Places) -> str | None:
