@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -179,11 +180,11 @@ def batch(seed: int, n: int, size: int) -> dict[str, torch.Tensor]:
         if random.random() < 0.5:
             grids[1] = grids[0]
     cells = [rows * columns for rows, columns in grids]
-    count = size if slots < 2 else size // 2
-    pixels = [np.empty((count, rows * CELL, columns * CELL, 3), np.uint8) for rows, columns in grids]
-    marks = [np.empty((count, 2, rows * columns), np.int64) for rows, columns in grids]
+    many = size if slots < 2 else size // 2
+    pixels = [np.empty((many, rows * CELL, columns * CELL, 3), np.uint8) for rows, columns in grids]
+    marks = [np.empty((many, 2, rows * columns), np.int64) for rows, columns in grids]
     texts = []
-    for at in range(count):
+    for at in range(many):
         shown = []
         alike: scenes.Maker | None = scenes.single if slots == 2 and random.random() < 0.55 else None
         for slot, (rows, columns) in enumerate(grids):
@@ -201,29 +202,30 @@ def batch(seed: int, n: int, size: int) -> dict[str, torch.Tensor]:
     longest = max(len(numbers) for numbers, _, _ in texts)
     limit = ROUND * round((sum(cells) + _TEXT_TOKENS + 42) / ROUND)
     length = min(-(-longest // ROUND) * ROUND, limit)
-    numbers = np.full((count, length), number_of("<|endoftext|>"), np.int64)
-    labels = np.full((count, length), NO_LABEL, np.int64)
-    where = np.empty((3, count, length), np.int64)
+    numbers = np.full((many, length), number_of("<|endoftext|>"), np.int64)
+    labels = np.full((many, length), NO_LABEL, np.int64)
+    where = np.empty((3, many, length), np.int64)
     for at, (found, learned, starts) in enumerate(texts):
         found, learned = found[:length], learned[:length]
         numbers[at, : len(found)] = found
         targets = np.array(found[1:])
         labels[at, : len(targets)] = np.where(learned[1:], targets, NO_LABEL)
         where[:, at] = places(length, starts, grids)
-    made = {"numbers": numbers, "labels": labels, "places": where}
+    learned_at = np.flatnonzero(labels != NO_LABEL)
+    made = {"numbers": numbers, "labels": labels, "learned": learned_at, "places": where}
     for slot in range(slots):
         made[f"pixels{slot}"], made[f"centres{slot}"] = pixels[slot], marks[slot]
     return {name: torch.from_numpy(value) for name, value in made.items()}
 
 
 class Batches(IterableDataset):  # type: ignore[type-arg]
-    """All batches from ``first`` to ``last``, shared out to the workers; they come back in order."""
+    """All batches from the ``first`` on, shared out to the workers; they come back in order."""
 
-    def __init__(self, seed: int, size: int, first: int, last: int) -> None:
-        self.seed, self.size, self.first, self.last = seed, size, first, last
+    def __init__(self, seed: int, size: int, first: int) -> None:
+        self.seed, self.size, self.first = seed, size, first
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = get_worker_info()
         start, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        for n in range(self.first + start, self.last, step):
+        for n in count(self.first + start, step):
             yield batch(self.seed, n, self.size)
