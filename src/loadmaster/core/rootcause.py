@@ -23,6 +23,7 @@ _MOST_EVIDENCE = 3
 def findings_of(start: StartLog, readings: LogReadings) -> tuple[list[Seen], list[Finding], list[str]]:
     """What was seen that counts, the findings in their order, and what has to be said beside them."""
     notes: list[str] = []
+    start.settled()
     seen = [item for item in start.in_order() if not (item.hit.signature.stuck and start.went_on_after(item))]
     if start.phase == SERVING:
         seen = _since_ready(seen, notes)

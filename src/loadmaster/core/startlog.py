@@ -36,6 +36,7 @@ _MOST_MESSAGE = 4_000
 _MOST_SIGNATURES = 200
 _MOST_SUSPICIOUS = 5
 _LINES_TO_GO_ON = 6
+_MOST_BELOW = 80
 _HALF_YEAR = 183 * 86400
 _YEAR = 366 * 86400
 _ANSWER = ' HTTP/1.1" 2'
@@ -77,6 +78,7 @@ class Seen(Struct):
     text: str
     message: str
     times: int = 1
+    below: list[str] = []  # frames that came after the message, of any process, for one that was seen without its own
 
     @property
     def code(self) -> str:
@@ -101,6 +103,7 @@ class StartLog:
         self._windows = Windows()
         self._seen: dict[tuple[int, str], Seen] = {}
         self._open: list[tuple[Seen | Signature, LogLine, int]] = []  # messages that may go on: with lines left
+        self._unsure: list[Seen] = []
         self._phase_lines: list[tuple[str, int, float | None]] = []
         self._first_at: float | None = None
         self._last_at: float | None = None
@@ -142,7 +145,10 @@ class StartLog:
         for hit in match.hits:
             self._remember(hit, line, number, at, before)
         self._open += [(signature, line, _LINES_TO_GO_ON) for signature in match.waiting]
-        told |= bool(match.hits or match.waiting) or is_frame(line.text)
+        told |= bool(match.hits or match.waiting)
+        if is_frame(line.text):
+            told = True
+            self._below(line.text)
         return self._suspect(line, number, bool(match.hits)) or told
 
     def pass_over(self, line: LogLine) -> None:
@@ -158,6 +164,18 @@ class StartLog:
     def in_order(self) -> list[Seen]:
         """By time, and where lines have none, as they came."""
         return sorted(self._seen.values(), key=lambda seen: (seen.at if seen.at is not None else 0.0, seen.order))
+
+    def settled(self) -> None:
+        """Nothing more comes: what was told apart without a traceback above is looked at with that below."""
+        for seen in self._unsure:
+            if not seen.below:
+                continue
+            match = self._matcher.match(seen.message, phase=seen.phase, frames=seen.below)
+            group = seen.hit.signature.group
+            better = next((hit for hit in match.hits if hit.signature.group == group), None)
+            if better is not None:
+                seen.hit = better
+        self._unsure.clear()
 
     def went_on_after(self, seen: Seen) -> bool:
         """Whether a phase of the start began after it."""
@@ -222,6 +240,8 @@ class StartLog:
             message.strip()[-_MOST_MESSAGE:],
         )
         self._seen[key] = seen
+        if hit.signature.group is not None and (hit.signature.kind == "hint" or hit.signature.confidence == "likely"):
+            self._unsure.append(seen)
         self._open.append((seen, line, _LINES_TO_GO_ON))
 
     def _go_on(self, line: LogLine, number: int, at: float | None) -> bool:
@@ -249,6 +269,11 @@ class StartLog:
                 still.append((item, joined, left - 1))
         self._open = still
         return told
+
+    def _below(self, frame: str) -> None:
+        for seen in self._unsure:
+            if len(seen.below) < _MOST_BELOW:
+                seen.below.append(frame[:_MOST_EVIDENCE])
 
     def _suspect(self, line: LogLine, number: int, explained: bool) -> bool:
         bad = line.level in ("ERROR", "CRITICAL")
