@@ -14,6 +14,7 @@ from loadmaster.core.knownmodels import known_model
 from loadmaster.core.logfacts import LogFacts, LogReadings
 from loadmaster.core.logfigures import Figures
 
+_MOST_CARDS = 64
 _OTHERS_FROM = 300 << 20  # bytes; what a driver takes for itself is less
 
 
@@ -34,11 +35,19 @@ class LogCase(Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """``--gpu-memory-utilization``: as given, else the version's default."""
+        """``--gpu-memory-utilization``: as the message says or as given, else the version's default."""
+        said = self.figures.number("share")
+        if said is not None and 0 < said <= 1:
+            return said
         given = self.launch.flags.get("--gpu-memory-utilization")
         if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1:
             return float(given)
         return rules_for(self.engine).gpu_memory_utilization
+
+    @property
+    def share_known(self) -> bool:
+        """Whether the log tells the share, be it by showing a launch without one."""
+        return self.facts.launch is not None or self.figures.number("share") is not None
 
     @property
     def tensor_parallel(self) -> int:
@@ -72,7 +81,10 @@ def case_of(
         model=model,
         gpus=tuple(gpus) if gpus else None,
     )
-    return case if case.gpus else structs.replace(case, gpus=_cards(case))
+    total = case.card_bytes or case.figures.gib("total")
+    if case.gpus or not total:
+        return case
+    return structs.replace(case, gpus=cards_of(case, total))
 
 
 def _launch(facts: LogFacts) -> LaunchArgs:
@@ -99,10 +111,8 @@ def _launch(facts: LogFacts) -> LaunchArgs:
     return parse_argv([*facts.launch.argv, *missing], engine_version=facts.engine.version, env=facts.launch.env)
 
 
-def _cards(case: LogCase) -> tuple[GpuFacts, ...] | None:
-    total = case.card_bytes or case.figures.gib("total")
-    if not total:
-        return None
+def cards_of(case: LogCase, total: int) -> tuple[GpuFacts, ...] | None:
+    """As many cards of this size as the launch takes, with what others held of them; None for more than 64."""
     readings, free = case.readings, None
     if readings.card_free_bytes is not None and readings.in_use_bytes is not None and readings.card_total_bytes:
         others = readings.card_total_bytes - readings.card_free_bytes - readings.in_use_bytes
@@ -114,7 +124,7 @@ def _cards(case: LogCase) -> tuple[GpuFacts, ...] | None:
     ):
         size = case.launch.flags.get(flag, said)
         count *= size if isinstance(size, int) and size > 0 else 1
-    if count > 64:
+    if count > _MOST_CARDS:
         return None
     return tuple(
         GpuFacts(index=index, total_bytes=total, free_bytes=free, source="log", note="as the log says")

@@ -17,6 +17,7 @@ from loadmaster.core.changecosts import costs
 from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.facts import Finding, Fix, GpuFacts, LoadSheet, ModelFacts
 from loadmaster.core.levers import Found, gentlest
+from loadmaster.core.logcards import estimated_cards
 from loadmaster.core.logcase import LogCase, case_of
 from loadmaster.core.logcorrection import Seen, Stage, correction, seen_in
 from loadmaster.core.readingfixes import largest_free_share, reading_fixes
@@ -33,6 +34,7 @@ _MOST = 5  # fixes of one cause
 _TREATED = 3  # findings that get fixes
 _BY_FREE_MEMORY = ("free-memory-below-request", "gpu-held-by-other-process")
 _BY_THE_ENGINE = ("context-exceeds-kv", "mamba-blocks")  # whose message names the value that fits
+_UNPLANNED = "the fix was not planned"
 _PEAK_WORDS = {"start": "the peak of the start", "steady": "the card at rest", "serving": "the serving peak"}
 
 
@@ -100,9 +102,14 @@ def _computed(case: LogCase) -> tuple[list[Fix], str | None]:
     planned, note = _replanned(case, remedy)
     sure = [fix for fix in own if fix.replanned]
     rest = [fix for fix in own if not fix.replanned]
-    first = [*sure, *planned] if case.finding.code in _BY_THE_ENGINE else [*planned, *sure]
-    fixes = _distinct([*first, *rest])
-    if any(fix.replanned for fix in fixes):
+    if case.finding.code in _BY_THE_ENGINE:
+        fixes = _distinct([*sure, *planned, *rest])
+    elif case.finding.code in _BY_FREE_MEMORY:  # what holds the memory comes before a share that may not do
+        holding = [fix for fix in planned if fix.replanned]
+        fixes = _distinct([*holding, *(fix for fix in own if fix.command), *planned, *own])
+    else:
+        fixes = _distinct([*planned, *sure, *rest])
+    if note is not None and note.startswith(_UNPLANNED) and any(fix.replanned for fix in fixes):
         note = None
     return fixes, note
 
@@ -135,10 +142,16 @@ def _replanned(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
     if case.model is None:
         return [], (
             "the fix was not planned: the checkpoint is not here and its name is in no table; --model DIR says where "
-            "it is"
+            f"it is{'' if case.gpus else ', --gpus what cards it ran on'}"
         )
     if not case.gpus:
-        return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
+        cards = estimated_cards(case, case.model) if remedy.peak == "cache" else None
+        if cards is None:
+            return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
+        size = cards[0].total_bytes
+        found, note = _replanned(structs.replace(case, gpus=cards), remedy)
+        words = f"the cards are taken to have about {gib(size)}, to which weights, cache and share in the log add up"
+        return found, words if note is None else f"{note}; {words}"
     if case.finding.code in _BY_FREE_MEMORY:
         return _beside_others(case, remedy)
     given = Case(case.model, case.gpus, case.launch, case.engine)

@@ -107,6 +107,8 @@ def _lower_share(case: LogCase) -> Iterator[Fix]:
     if share <= 0:
         return
     words = f"{gib(tried)} were asked for and {gib(free)} free; this leaves {gib(round((now - share) * total))} more"
+    if not case.share_known:
+        words = f"Where {now:g}, the default, was in force, which the log does not show: {words}"
     if cache is None:
         yield Fix(
             f"{words} beside the budget. What is left for the cache is not known: the log does not say how large it "

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.flags import check_flags
-from loadmaster.core.facts import Fix
+from loadmaster.core.checks.shapes import layers_of, problems_at
+from loadmaster.core.facts import Fix, ModelFacts
 from loadmaster.core.logcase import LogCase
 from loadmaster.core.readingfixes import largest_free_share
 from loadmaster.core.releasetable import architecture_runs, releases
@@ -21,6 +22,7 @@ from loadmaster.core.verdict import gib
 _NAME = re.compile(r"[A-Za-z]\w+")
 _HELD_FROM = 1536 << 20  # bytes missing at the start beyond what context and NCCL take
 _MOST_RANKS = 64
+_LEAST_SHARE = 0.3  # less of a card is no share to serve from
 
 
 def value_fixes(case: LogCase) -> tuple[Fix, ...]:
@@ -52,11 +54,27 @@ def _is_power_of_two(number: int) -> bool:
 def _groups(case: LogCase) -> Iterator[Fix]:
     """``width`` is of one rank; the layer's own is that times the ranks."""
     width, unit, size = case.figures.whole("width"), case.figures.whole("unit"), case.tensor_parallel
-    if not width or not unit or size < 2:
+    if size < 2:
+        return
+    if case.model is not None and layers_of(case.model):
+        yield from _sizes("What the checkpoint has quantised", _sizes_of(case, case.model), size)
+        return
+    if not width or not unit:
         return
     whole = width * size
     good = [number for number in range(1, size) if whole % number == 0 and whole // number % unit == 0]
     yield from _sizes(f"{whole:,} in units of {unit}", good, size)
+
+
+def _sizes_of(case: LogCase, model: ModelFacts) -> list[int]:
+    """The numbers of ranks, up to the launch's, that cut no layer of the checkpoint badly."""
+    whole, dtype = bool(case.launch.flags.get("--enable-expert-parallel")), case.launch.flags.get("--dtype")
+    asked = dtype if isinstance(dtype, str) else None
+    return [
+        number
+        for number in range(1, case.tensor_parallel)
+        if divides(model, number) and not problems_at(model, number, whole, case.engine.version, asked)
+    ]
 
 
 def _blocks(case: LogCase) -> Iterator[Fix]:
@@ -117,11 +135,13 @@ def _model_type(case: LogCase) -> Iterator[Fix]:
     if kind is None:
         return
     wanted = re.sub(r"[^a-z0-9]", "", kind.lower())
-    for name in load_json("vllm-architectures.json")["architectures"]:
+    places: dict[str, int] = {}
+    for name, entry in load_json("vllm-architectures.json")["architectures"].items():
         begin = re.match(r"(.+?)(?:For\w+|Model|LMHeadModel)$", name)
         if begin is not None and re.sub(r"[^a-z0-9]", "", begin.group(1).lower()) == wanted:
-            yield from _release_with(name, case.engine.version)
-            return
+            places[name] = entry["in"][0][0]
+    if places:
+        yield from _release_with(min(places, key=lambda name: places[name]), case.engine.version)
 
 
 def _release_with(name: str, version: str | None) -> Iterator[Fix]:
@@ -258,7 +278,7 @@ def _held(case: LogCase) -> Iterator[Fix]:
 def _what_is_free(case: LogCase) -> Iterator[Fix]:
     share = largest_free_share(case)
     free, total = case.figures.gib("free"), case.figures.gib("total")
-    if share is None or share >= case.share or free is None or total is None:
+    if share is None or not _LEAST_SHARE <= share < case.share or free is None or total is None:
         return
     smaller = gib(round((case.share - share) * total))
     yield Fix(
