@@ -33,6 +33,7 @@ TABLE = {
     "verify": ("verify", "Prove end to end that a service sees and answers"),
     "status": ("serve", "What is true now: engine, gateway and supervisor of a deployment, or of all"),
     "runs": ("runs", "What was planned and what was really held, run by run"),
+    "watch": ("watch", "Cards and engine together, now: planned, reached, left"),
     "logs": ("serve", "The log of the engine and of what supervises it"),
     "restart": ("serve", "Stop a deployment and start it again with its configuration as it is now"),
     "down": ("serve", "Stop a deployment and everything that it started"),

@@ -6,19 +6,23 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.deploymentfile import setting_keys, setting_value
-from loadmaster.core.secrets import hide_in_environment, hide_in_text, hide_in_words
+from loadmaster.core.secrets import HIDDEN, hide_in_environment, hide_in_text, hide_in_words
 from loadmaster.render.visible import shown, visible
 
 
 def shown_value(deployment: Deployment, key: str) -> Any:
     """The value of a key without secrets."""
     value = setting_value(deployment, key)
-    if key in ("engine.flags", "engine.command"):
+    if key == "alerts.webhook" and value is not None:
+        parts = urlsplit(value)
+        return f"{parts.scheme}://{parts.hostname}/{HIDDEN}"  # the path of such an address is its key
+    if key in ("engine.flags", "engine.command", "alerts.command"):
         return hide_in_words(value)
     if key == "engine.env":
         return hide_in_environment(value)

@@ -10,10 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from loadmaster.config import ConfigError, load_deployment
@@ -37,6 +35,7 @@ from loadmaster.service.images import ImageRules as PictureRules
 from loadmaster.service.keys import OWN_NAME, keys_path, write_own_key
 from loadmaster.service.pagesetup import page_settings
 from loadmaster.service.places import Places
+from loadmaster.service.planfile import read_plan as read_plan
 from loadmaster.service.portchoice import listening_port, remembered_port
 from loadmaster.service.sampler import GatewayLoad
 from loadmaster.service.watch import Watch
@@ -46,14 +45,6 @@ RESTART = 4
 _LOOK_EVERY_S = 0.25
 _PROBE_EVERY_S = 0.5  # the engine is on this machine; a new one is found at once
 _CONCURRENCY = 8  # where neither the deployment nor the plan says
-
-
-def read_plan(path: Path) -> LoadSheet | None:
-    """The plan of the last ``up``; None when there is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LoadSheet)
-    except (OSError, msgspec.MsgspecError, RecursionError):
-        return None
 
 
 def gateway_settings(
