@@ -14,13 +14,14 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from loadmaster.core.checks.catalogue import finding
-from loadmaster.core.facts import GIB
+from loadmaster.core.facts import GIB, EngineFacts
 from loadmaster.core.observation import CardReading, EngineReading, EngineStateName, ProcessReading, Snapshot
 from loadmaster.core.reconcile import Point, reconcile
 from loadmaster.service.backends import Backends
@@ -139,6 +140,13 @@ def test_what_is_not_known_is_absent_not_zero() -> None:
     values = _values(DeploymentMetrics(None, lambda: Snapshot(at=5.0, cards=(CardReading(index=0),))))
     assert {name for name, _ in values} == {"loadmaster_build_info", "loadmaster_last_reading_timestamp_seconds"}
     assert {name for name, _ in _values(DeploymentMetrics(None))} == {"loadmaster_build_info"}
+
+
+def test_the_memory_of_a_host_is_no_card() -> None:
+    plan = structs.replace(sheet_of(LONG), engine=EngineFacts("llamacpp", "b9000"))
+    plan = structs.replace(plan, gpus=plan.gpus[:1])
+    cards = {dict(labels).get("gpu") for _, labels in _values(DeploymentMetrics(plan))}
+    assert cards == {"host", None}
 
 
 def test_labels_come_from_short_lists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,18 @@ from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import GIB, GpuFacts, GpuProcess
 from loadmaster.core.localcalibration import Learnt, key_of, with_learnt
 from loadmaster.core.logfacts import LogReadings
+from loadmaster.edge.gpurelease import Release
 from loadmaster.edge.runquery import RunQuery
 from loadmaster.engines.vllm import VllmEngine
+from loadmaster.service import gpumemory, run_engine
 from loadmaster.service.outputs import Outputs
 from loadmaster.service.places import Places
 from loadmaster.service.preparation import Prepared
+from loadmaster.service.run_engine import RunEngine
 from loadmaster.service.runrecorder import RunRecorder, context_of, said_of, store_path
 from tests.keptruns import CARD, LONG, cards_of, sheet_of
 from tests.recordedruns import RECORDS, model_of
+from tests.service.served import served
 
 _MEASURED = RECORDS[LONG]["measured"]
 _RESERVED = round(_MEASURED["driver_reserved_gib"] * GIB)
@@ -182,3 +187,37 @@ def test_the_context_is_what_was_in_use_before_the_engine() -> None:
     assert context_of(LogReadings(total_bytes=24 * GIB, free_bytes=23 * GIB)) == GIB
     assert context_of(LogReadings(total_bytes=24 * GIB)) is None
     assert context_of(LogReadings(total_bytes=2, free_bytes=3)) is None
+
+
+@pytest.mark.slow
+def test_run_engine_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake engine, whose log has vLLM's wording, under run-engine with a plan and with cards that are read."""
+    monkeypatch.setattr(run_engine, "prepare", lambda *_: _prepared())
+    monkeypatch.setattr(gpumemory, "read_cards", lambda: _cards(_MEASURED["nvml_ready_gib"]))
+    monkeypatch.setattr(gpumemory, "needed", lambda *_: {})
+    monkeypatch.setattr(run_engine, "wait_released", lambda *_, **__: Release(free=True, why="", seconds=0.0))
+    monkeypatch.setattr(run_engine, "warm_up_picture", lambda *_: None)
+    with served(tmp_path) as one:
+        deployment = one.configure("--version", "0.24.0", supervision={"stop_s": 4.0})
+        one.places.make()
+        query = RunQuery(store_path(one.places))
+
+        async def life() -> int:
+            running = RunEngine(deployment, one.places)
+            task = asyncio.create_task(running.run())
+            while not query.reconciliations(1):
+                await asyncio.sleep(0.05)
+                assert not task.done(), one.log()
+            running._ask_stop("seen enough")
+            return await task
+
+        assert asyncio.run(asyncio.wait_for(life(), 60)) == 0
+        [run] = query.runs(one.name)
+        state = one.state()
+        assert state is not None and state.run == run.number == 1
+        assert run.ending is not None and run.ending.message == "stopped: seen enough"
+        [found] = query.reconciliations(1)
+        lines = {line.name: line for line in found.cards[0].lines}
+        assert lines["weights"].actual == round(11.28 * GIB)
+        assert lines["kv_cache"].source == "log"
+        assert found.cards[0].actual_bytes == pytest.approx(_MEASURED["nvml_ready_gib"][0] * GIB, abs=2)

@@ -47,6 +47,7 @@ _TOTALS = (
     ("loadmaster_engine_requests_finished", "requests", "Requests finished by the engine."),
     ("loadmaster_engine_errors", "errors", "Requests that the engine ended with an error."),
 )
+HOST = "host"  # in place of a card's number, where the plan is of the machine's memory
 _STATES: tuple[str, ...] = get_args(EngineStateName)
 
 
@@ -94,7 +95,7 @@ def _plan(plan: LoadSheet) -> Iterator[Metric]:
     )
     totals = GaugeMetricFamily("loadmaster_plan_gpu_bytes", "Memory of the card, as CUDA counts.", labels=["gpu"])
     for load in plan.gpus:
-        gpu = str(load.index)
+        gpu = str(load.index) if plan.engine.name != "llamacpp" else HOST
         totals.add_metric([gpu], load.total_bytes)
         for part in load.components:
             parts.add_metric([gpu, part.name], part.bytes)

@@ -60,8 +60,8 @@ class RunRecorder:
     def ready(self, log: LogReadings, cards: Sequence[GpuFacts] | None, own: Collection[int]) -> Reconciliation | None:
         """Compare the plan with what is held now. ``own``: numbers of the engine's processes."""
         sheet = self._prepared.sheet
-        if self.number is None or sheet is None or not sheet.gpus:
-            return None
+        if self.number is None or sheet is None or not self._prepared.gpus:
+            return None  # the load of a host is in none of these readings
         actual = RunActual(
             cards=tuple(card_actual(card, own) for card in cards or ()), log=log, context_bytes=context_of(log)
         )
