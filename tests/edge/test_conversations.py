@@ -74,6 +74,32 @@ def test_a_search_finds_letters_of_any_script_and_no_pattern(store: Conversation
     assert [one.id for one in store.summaries("", "", 1, 3.0)] == ["b"]
 
 
+def test_the_index_follows_what_is_written_and_is_made_anew_when_it_could_not(tmp_path: Path) -> None:
+    store = ConversationStore(tmp_path / "c.db", 1 << 20)
+    store.create("", conversation("a", "question"))
+    growing = Message(id="m", role="assistant", text="a zebra", state="streaming")
+    store.add("", "a", [growing], at=2.0)
+
+    def found(text: str) -> bool:
+        return bool(store.summaries("", text, 50, None))
+
+    assert not found("zebra")  # not while it grows
+    store.grow("a", Message(id="m", role="assistant", text="a zebra on the 草地上"))
+    assert found("zebra") and found("ZEBRA on") and found("草地上") and not found('"zebra')
+    store.edit("", "a", Message(id="m", role="assistant", text="a lion"), truncate=False, at=3.0)
+    assert found("lion") and not found("zebra")
+    database = store._opened()
+    database.execute("DROP TRIGGER search_added")  # as an SQLite without FTS5 leaves it
+    store.add("", "a", [Message(id="n", role="user", text="a giraffe")], at=4.0)
+    store.close()
+    store = ConversationStore(tmp_path / "c.db", 1 << 20)
+    store.open()
+    assert found("giraffe") and found("lion")
+    store.delete("", "a")
+    assert not found("giraffe")
+    store.close()
+
+
 def test_pictures_are_stored_once_and_go_with_the_last_that_shows_them(store: ConversationStore) -> None:
     for owner in ("ann", "bo"):
         store.put_picture(owner, picture("p"), CONTENT)

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from loadmaster.core.conversation import Conversation, Message, Numbers, PictureRef, Problem, Summary
 from loadmaster.edge.conversationschema import MIGRATIONS
+from loadmaster.edge.conversationsearch import condition, prepare_search
 from loadmaster.edge.runschema import SchemaTooNew, connect, is_damaged, set_aside
 from loadmaster.edge.statehome import StateError, make_folder
 
@@ -67,14 +68,12 @@ class ConversationStore:
         self.quota = quota
         self._report = report
         self._database: sqlite3.Connection | None = None
+        self._indexed = self._opened_before = False
 
     def open(self) -> None:
         """Open the file and end the answers that an earlier process left unfinished."""
-        with self._writing() as database:
-            database.execute(
-                "UPDATE message SET state = 'failed', error = ? WHERE state = 'streaming'",
-                (_json(Problem(code="gateway_stopped", message="the gateway stopped before the answer was whole")),),
-            )
+        with self._reading():
+            pass
 
     def close(self) -> None:
         if self._database is not None:
@@ -90,14 +89,11 @@ class ConversationStore:
         if before is not None:
             where.append("changed < ?")
             values.append(before)
-        if search:
-            pattern = f"%{search.translate(_ESCAPED)}%"
-            where.append(
-                "(title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM message"
-                " WHERE conversation = conversation.id AND text LIKE ? ESCAPE '\\'))"
-            )
-            values += [pattern, pattern]
         with self._reading() as database:
+            if search:
+                text, letters = condition(search, indexed=self._indexed)
+                where.append(text)
+                values += letters
             rows = database.execute(
                 "SELECT id, title, created, changed,"
                 " (SELECT count(*) FROM message WHERE conversation = conversation.id),"
@@ -331,12 +327,12 @@ class ConversationStore:
         if self._database is None:
             try:
                 make_folder(self.path.parent)
-                self._database = connect(self.path, MIGRATIONS, check=False)
+                self._database = self._connected()
             except sqlite3.Error as error:
                 if not is_damaged(error):
                     raise
                 self._set_aside(error)
-                self._database = connect(self.path, MIGRATIONS, check=False)
+                self._database = self._connected()
             except SchemaTooNew as error:
                 raise StoreError("storage_failed", f"{self.path} has {error}") from None
             except StateError as error:
@@ -345,6 +341,21 @@ class ConversationStore:
             except OSError as error:
                 raise StoreError("read_only", f"cannot write {self.path}: {error.strerror or error}") from None
         return self._database
+
+    def _connected(self) -> sqlite3.Connection:
+        database = connect(self.path, MIGRATIONS, check=False)
+        try:
+            if not self._opened_before:
+                problem = Problem(code="gateway_stopped", message="the gateway stopped before the answer was whole")
+                database.execute(
+                    "UPDATE message SET state = 'failed', error = ? WHERE state = 'streaming'", (_json(problem),)
+                )
+                self._indexed = prepare_search(database)
+            self._opened_before = True
+        except BaseException:
+            database.close()
+            raise
+        return database
 
     def _failure(self, error: sqlite3.Error) -> StoreError:
         """What a refusal of SQLite means; after it the file is opened anew."""
@@ -361,12 +372,12 @@ class ConversationStore:
         return StoreError("storage_failed", f"{self.path}: {text}")
 
     def _set_aside(self, error: sqlite3.Error) -> None:
+        self._opened_before = False
         with contextlib.suppress(OSError):
             target = set_aside(self.path, time.strftime("%Y%m%d-%H%M%S"))
             self._report(f"{self.path.name} is damaged ({error}): it is set aside as {target.name}")
 
 
-_ESCAPED = str.maketrans({"\\": "\\\\", "%": "\\%", "_": "\\_"})
 _SHOWN_BY = (
     "SELECT sha256 FROM message JOIN shown ON shown.message = message.number WHERE message.id = ? AND conversation = ?"
 )
@@ -377,14 +388,13 @@ def _json(value: Any) -> str:
 
 
 def _weight(message: Message) -> int:
-    return len(message.text.encode()) + len((message.thinking or "").encode())
+    return len(message.text.encode("utf-8", "replace")) + len((message.thinking or "").encode("utf-8", "replace"))
 
 
 def _used(database: sqlite3.Connection, owner: str) -> int:
     pictures = database.execute("SELECT total(size) FROM picture WHERE owner = ?", (owner,)).fetchone()[0]
     texts = database.execute(
-        "SELECT total(length(CAST(text AS BLOB)) + length(CAST(coalesce(thinking, '') AS BLOB)))"
-        " FROM message JOIN conversation ON conversation.id = message.conversation WHERE owner = ?",
+        "SELECT total(size) FROM conversation JOIN message ON message.conversation = conversation.id WHERE owner = ?",
         (owner,),
     ).fetchone()[0]
     return int(pictures + texts)
@@ -405,8 +415,8 @@ def _cut(database: sqlite3.Connection, number: str, last: str) -> None:
 
 def _add(database: sqlite3.Connection, owner: str, number: str, message: Message) -> None:
     database.execute(
-        "INSERT INTO message (id, conversation, role, text, thinking, state, error, numbers, created, model)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO message (id, conversation, role, text, thinking, state, error, numbers, size, created, model)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (message.id, number, message.role, *_values(message), message.created, message.model),
     )
     _show(database, owner, message)
@@ -414,19 +424,20 @@ def _add(database: sqlite3.Connection, owner: str, number: str, message: Message
 
 def _write(database: sqlite3.Connection, number: str, message: Message) -> None:
     database.execute(
-        "UPDATE message SET text = ?, thinking = ?, state = ?, error = ?, numbers = ?"
+        "UPDATE message SET text = ?, thinking = ?, state = ?, error = ?, numbers = ?, size = ?"
         " WHERE id = ? AND conversation = ?",
         (*_values(message), message.id, number),
     )
 
 
-def _values(message: Message) -> tuple[str, str | None, str, str | None, str | None]:
+def _values(message: Message) -> tuple[str, str | None, str, str | None, str | None, int]:
     return (
         _storable(message.text),
         None if message.thinking is None else _storable(message.thinking),
         message.state,
         None if message.error is None else _json(message.error),
         None if message.numbers is None else _json(message.numbers),
+        _weight(message),
     )
 
 

@@ -13,9 +13,10 @@ MIGRATIONS = (
         number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
         conversation TEXT NOT NULL REFERENCES conversation ON DELETE CASCADE,
         role TEXT NOT NULL, text TEXT NOT NULL, thinking TEXT, state TEXT NOT NULL, error TEXT, numbers TEXT,
-        created REAL NOT NULL, model TEXT
+        size INTEGER NOT NULL, created REAL NOT NULL, model TEXT
     );
     CREATE INDEX message_place ON message (conversation, number);
+    CREATE INDEX message_size ON message (conversation, size);
     CREATE INDEX message_unfinished ON message (state) WHERE state = 'streaming';
     CREATE TABLE content (sha256 TEXT PRIMARY KEY, bytes BLOB NOT NULL);
     CREATE TABLE picture (
