@@ -177,11 +177,15 @@ class ScriptedServer:
                 await say("snapshot", snapshot(script, time.time()))
             for step in script.steps:
                 await say("verify", step)
-            try:
-                await asyncio.wait_for(self.ended.wait(), 1.0)
-            except TimeoutError:
-                continue
+            await self._ended_within(1.0)
         return stream
+
+    async def _ended_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self.ended.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     async def history(self, request: web.Request) -> web.StreamResponse:
         now = time.time()
@@ -259,8 +263,8 @@ class ScriptedServer:
 
         await say("start", {"user": user, "assistant": reply, "title": one["title"], "forgotten": 0})
         for pause, name, data in script.pieces:
-            if pause:
-                await asyncio.sleep(pause)
+            if pause and await self._ended_within(pause):
+                return stream
             if name == "delta":
                 kind = "text" if "text" in data else "thinking"
                 data = {"at": len(reply[kind] or "")} | data

@@ -80,10 +80,9 @@ export function Crop({ one, onClose }) {
 
 const Saved = ({ before, after, area }) => html`
   <p class="crop-numbers" aria-live="polite">
-    ${number(area.width)} × ${number(area.height)} →
-    ${before.tokens === null
-      ? t("picture.tokens_unknown")
-      : t("crop.tokens", { before: before.tokens, after: after.tokens })}
+    ${`${number(area.width)} × ${number(area.height)} → ${
+      before.tokens === null ? t("picture.tokens_unknown") : t("crop.tokens", { n: after.tokens, before: before.tokens, after: after.tokens })
+    }`}
   </p>
 `;
 

@@ -207,5 +207,5 @@ function Numbers({ numbers }) {
   if (numbers.tokens_per_s != null) parts.push(t("numbers.rate", { rate: number(numbers.tokens_per_s, numbers.tokens_per_s < 10 ? 1 : 0) }));
   if (numbers.image_tokens) parts.push(t("numbers.image", { n: numbers.image_tokens }));
   if (numbers.completion_tokens != null) parts.push(t("numbers.answer", { n: numbers.completion_tokens }));
-  return parts.length > 0 ? html`<p class="numbers">${parts.join(" · ")}</p>` : null;
+  return parts.length > 0 ? html`<p class="numbers">${parts.map((part, i) => html`<span key=${i}>${part}${i < parts.length - 1 ? " · " : ""}</span>`)}</p>` : null;
 }

@@ -17,6 +17,7 @@ export function Thread() {
   const scroll = useRef(null);
   const content = useRef(null);
   const atEnd = useRef(true);
+  const lastTop = useRef(0);
   const [away, setAway] = useState(false);
   const toEnd = () => {
     scroll.current.scrollTop = scroll.current.scrollHeight;
@@ -40,7 +41,10 @@ export function Thread() {
   }, [asking]);
   const scrolled = () => {
     const { scrollTop, scrollHeight, clientHeight } = scroll.current;
-    atEnd.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    // growing content moves nothing: only who scrolls up leaves the end
+    if (scrollHeight - scrollTop - clientHeight < NEAR_END) atEnd.current = true;
+    else if (scrollTop < lastTop.current) atEnd.current = false;
+    lastTop.current = scrollTop;
     if (away === atEnd.current) setAway(!atEnd.current);
   };
   const messages = current?.messages ?? [];
