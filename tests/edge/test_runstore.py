@@ -20,9 +20,11 @@ import pytest
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.downsampling import Slots
 from loadmaster.core.facts import EngineFacts
+from loadmaster.core.reconcile import Reconciliation, RunActual
 from loadmaster.core.runrecord import RunEnding, RunRecord
+from loadmaster.edge import runstore
 from loadmaster.edge.readingtiers import KEEP_SECONDS, TIERS, Tiers
-from loadmaster.edge.runquery import RunQuery, RunsUnreadable
+from loadmaster.edge.runquery import RunObservation, RunQuery, RunsUnreadable
 from loadmaster.edge.runschema import FILE, MIGRATIONS, connect
 from loadmaster.edge.runstore import RunStore
 
@@ -76,6 +78,72 @@ def test_a_dropped_run_is_gone_and_its_number_is_not_given_again(tmp_path: Path)
         assert not store.drop(first)
         assert store.begin_run(_record()) == 2
     assert [run.number for run in RunQuery(tmp_path / FILE).runs()] == [2]
+
+
+def test_what_comes_for_a_dropped_run_is_left_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    with _store(tmp_path, said) as store:
+        number = store.begin_run(_record())
+        assert number is not None and store.drop(number)
+        store.observe(number, RunObservation(actual=RunActual()))
+        store.reconcile(number, _T0, Reconciliation(point="ready", cards=()))
+        assert store.begin_run(_record()) == 2
+    assert said == []
+    assert RunQuery(tmp_path / FILE).reconciliations(number) == []
+
+
+def test_the_oldest_runs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runstore, "_MOST_RUNS", 3)
+    with _store(tmp_path) as store:
+        for number in range(1, 6):
+            store.begin_run(_record())
+            store.reconcile(number, _T0, Reconciliation(point="ready", cards=()))
+        store.begin_run(_record(deployment="other"))
+    query = RunQuery(tmp_path / FILE)
+    assert [run.number for run in query.runs("demo")] == [5, 4, 3]
+    assert [run.number for run in query.runs("other")] == [6]
+    assert [run.number for run, _ in query.reconciled_runs(9)] == [5, 4, 3]
+
+
+def test_one_finding_of_two_cards_is_one_entry(tmp_path: Path) -> None:
+    with _store(tmp_path) as store:
+        both = [finding("card-near-limit", f"GPU {number} is nearly full.") for number in (0, 1)]
+        store.set_findings(_T0, both)
+        store.set_findings(_T0 + 5, both[1:])
+        store.set_findings(_T0 + 9, [])
+    [kept] = RunQuery(tmp_path / FILE).findings("demo")
+    assert (kept.since, kept.until) == (_T0, _T0 + 9)
+    assert kept.finding.cause == "GPU 1 is nearly full."
+
+
+def test_an_error_of_its_own_stops_recording_and_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    with _store(tmp_path, said) as store:
+        store.begin_run(_record())
+
+        def fail(database: sqlite3.Connection) -> None:
+            raise ZeroDivisionError("nobody expects it")
+
+        store._hand_over(fail)
+        assert store.begin_run(_record()) is None
+        assert [run.number for run in store.query.runs()] == [1]
+    assert said == ["recording is off: an error in loadmaster itself: ZeroDivisionError: nobody expects it"]
+
+
+def test_a_broken_column_is_a_damaged_file(tmp_path: Path) -> None:
+    database = connect(tmp_path / FILE)
+    tiers = Tiers("demo")
+    tiers.add(database, _T0, ("a",), array("f", [1.0]).tobytes())
+    tiers.add(database, _T0 + 700, ("a",), array("f", [1.0]).tobytes())
+    database.execute("UPDATE slots SET content = x'00'")
+    database.close()
+    with pytest.raises(RunsUnreadable, match="malformed slots"):
+        RunQuery(tmp_path / FILE).readings("demo", _T0, _T0 + 700, points=70)
+    said: list[str] = []
+    with _store(tmp_path, said) as store:
+        store.add_values(_T0 + 1300, {"a": 1.0})
+        assert store.begin_run(_record()) == 1
+    assert len(said) == 1 and "is set aside" in said[0]
 
 
 def test_without_a_file_there_is_nothing(tmp_path: Path) -> None:

@@ -130,7 +130,11 @@ def pack(slots: Slots) -> bytes:
 
 
 def unpack(content: bytes) -> Slots:
-    return Slots.from_bytes(zlib.decompress(content))
+    """What :func:`pack` made. Raises sqlite3.DatabaseError for anything else: the file is broken."""
+    try:
+        return Slots.from_bytes(zlib.decompress(content))
+    except (zlib.error, ValueError) as error:
+        raise sqlite3.DatabaseError(f"malformed slots: {error}") from None
 
 
 def second_slots(

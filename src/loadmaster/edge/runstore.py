@@ -35,6 +35,8 @@ Work = Callable[[sqlite3.Connection], Any]
 _COMMIT_S = 2.0  # what a killed process loses at most
 _QUEUE = 900  # readings of a quarter of an hour, while another process holds the file
 _ANSWER_S = 10.0
+_MOST_RUNS = 200  # of a deployment; older ones go when one begins
+_MOST_FINDINGS = 2000
 
 
 class RunStore:
@@ -68,9 +70,11 @@ class RunStore:
         )
 
         def work(database: sqlite3.Connection) -> int | None:
-            return database.execute(
+            number = database.execute(
                 "INSERT INTO run (deployment, started, record, plan) VALUES (?, ?, ?, ?)", values
             ).lastrowid
+            _drop_oldest(database, run.deployment)
+            return number
 
         return self._ask(work)
 
@@ -103,15 +107,21 @@ class RunStore:
 
     def observe(self, run: int, observation: RunObservation) -> None:
         """Keep what was read of a ready engine, for who reconciles its highest point later."""
-        values = (run, _json(observation))
-        self._hand_over(lambda database: database.execute("INSERT OR REPLACE INTO observation VALUES (?, ?)", values))
-
-    def reconcile(self, run: int, at: float, reconciliation: Reconciliation) -> None:
-        """Keep plan against actual of a run at its point; replaces an earlier one."""
-        values = (run, reconciliation.point, at, _json(reconciliation))
+        values = (_json(observation), run)
         self._hand_over(
             lambda database: database.execute(
-                "INSERT OR REPLACE INTO reconciliation (run, point, at, content) VALUES (?, ?, ?, ?)", values
+                "INSERT OR REPLACE INTO observation (run, content) SELECT number, ? FROM run WHERE number = ?", values
+            )
+        )
+
+    def reconcile(self, run: int, at: float, reconciliation: Reconciliation) -> None:
+        """Keep plan against actual of a run at its point; replaces an earlier one. A dropped run stays dropped."""
+        values = (reconciliation.point, at, _json(reconciliation), run)
+        self._hand_over(
+            lambda database: database.execute(
+                "INSERT OR REPLACE INTO reconciliation (run, point, at, content)"
+                " SELECT number, ?, ?, ? FROM run WHERE number = ?",
+                values,
             )
         )
 
@@ -222,9 +232,13 @@ class RunStore:
                 database.execute("BEGIN IMMEDIATE")
                 results = [work(database) for work, _ in batch]
                 database.execute("COMMIT")
-            except sqlite3.Error as error:
+            except Exception as error:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("ROLLBACK")
+                if not isinstance(error, sqlite3.Error):
+                    database.close()
+                    self._off(f"an error in loadmaster itself: {type(error).__name__}: {error}")
+                    return None
                 if "locked" in str(error) or "busy" in str(error):
                     continue  # another process writes; the queue is what bounds the wait
                 database.close()
@@ -277,12 +291,29 @@ def _words(error: sqlite3.Error, path: Path) -> str:
     return f"cannot write {path}: {text}"
 
 
+def _drop_oldest(database: sqlite3.Connection, deployment: str) -> None:
+    database.execute(
+        "DELETE FROM run WHERE deployment = ? AND number NOT IN"
+        " (SELECT number FROM run WHERE deployment = ? ORDER BY number DESC LIMIT ?)",
+        (deployment, deployment, _MOST_RUNS),
+    )
+    database.execute(
+        "DELETE FROM finding WHERE deployment = ? AND until IS NOT NULL AND number NOT IN"
+        " (SELECT number FROM finding WHERE deployment = ? ORDER BY number DESC LIMIT ?)",
+        (deployment, deployment, _MOST_FINDINGS),
+    )
+
+
 def _set_findings(database: sqlite3.Connection, deployment: str, at: float, findings: Sequence[Finding]) -> None:
     rows = database.execute(
         "SELECT number, code FROM finding WHERE deployment = ? AND until IS NULL", (deployment,)
     ).fetchall()
     open_ = {code: number for number, code in rows}
-    now = {finding.code: finding for finding in findings}
+    now: dict[str, Finding] = {}
+    for finding in findings:  # of several cards: one entry that names them all
+        first = now.get(finding.code)
+        cause = finding.cause if first is None else f"{first.cause} {finding.cause}"
+        now[finding.code] = msgspec.structs.replace(first or finding, cause=cause)
     for code, number in open_.items():
         if code not in now:
             database.execute("UPDATE finding SET until = ? WHERE number = ?", (at, number))

@@ -43,8 +43,11 @@ class ShownRun(Struct, frozen=True, kw_only=True):
 def runs_text(kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]]) -> str:
     """A line a run."""
     rows = [("RUN", "DEPLOYMENT", "STARTED", "FOR", "ENGINE", "HELD", "UNEXPLAINED", "ENDED")]
+    later: set[str] = set()  # deployments with a run after the one at hand
     for run, found in kept:
         record, ending = run.record, run.ending
+        unseen = "nobody saw it end" if record.deployment in later else "-"
+        later.add(record.deployment)
         held, unexplained = _most_held(found), _most_unexplained(found)
         rows.append(
             (
@@ -55,7 +58,7 @@ def runs_text(kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]]) -> str
                 f"{record.engine.name} {record.engine.version or ''}".strip(),
                 "-" if held is None else gib(held),
                 "-" if unexplained is None else _signed(unexplained),
-                "-" if ending is None else visible(ending.message),
+                unseen if ending is None else visible(ending.message),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
