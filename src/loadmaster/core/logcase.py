@@ -15,6 +15,7 @@ from loadmaster.core.logfacts import LogFacts, LogReadings
 from loadmaster.core.logfigures import Figures
 
 _MOST_CARDS = 64
+_SMALLEST_CARD, _LARGEST_CARD = 1 << 30, 1 << 41  # bytes; a broken line is no card
 _OTHERS_FROM = 300 << 20  # bytes; what a driver takes for itself is less
 
 
@@ -59,7 +60,8 @@ class LogCase(Struct, frozen=True, kw_only=True):
         """Total of the smallest card, as the log or the cards say."""
         if self.gpus:
             return min(gpu.total_bytes for gpu in self.gpus)
-        return self.readings.card_total_bytes or self.readings.total_bytes
+        said = self.readings.card_total_bytes or self.readings.total_bytes or self.figures.gib("total")
+        return said if said is not None and _SMALLEST_CARD <= said <= _LARGEST_CARD else None
 
 
 def case_of(
@@ -81,8 +83,8 @@ def case_of(
         model=model,
         gpus=tuple(gpus) if gpus else None,
     )
-    total = case.card_bytes or case.figures.gib("total")
-    if case.gpus or not total:
+    total = case.card_bytes
+    if case.gpus or total is None:
         return case
     return structs.replace(case, gpus=cards_of(case, total))
 
@@ -116,7 +118,7 @@ def cards_of(case: LogCase, total: int) -> tuple[GpuFacts, ...] | None:
     readings, free = case.readings, None
     if readings.card_free_bytes is not None and readings.in_use_bytes is not None and readings.card_total_bytes:
         others = readings.card_total_bytes - readings.card_free_bytes - readings.in_use_bytes
-        free = total - others if others > _OTHERS_FROM else None
+        free = max(0, total - others) if others > _OTHERS_FROM else None
     count = case.tensor_parallel
     for flag, said in (
         ("--pipeline-parallel-size", case.facts.pipeline_parallel_size),
