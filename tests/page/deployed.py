@@ -14,6 +14,9 @@ from loadmaster.service.demo import FLAGS
 from tests.service.served import QUICK, Served, served
 
 
+UP_S = 90.0
+
+
 def real_engine(home: Path, **changes: Any) -> dict[str, Any]:
     """The configuration of a tiny model under llama.cpp, which runs embedded in loadmaster's own process."""
     model, projector = write_tiny_model(home / "model")
@@ -39,7 +42,8 @@ def deployed(home: Path, *, fake: tuple[str, ...] | None = None, **changes: Any)
             write(one, changes)
         else:
             one.configure(*fake, **changes)
-        one.up()
+        done = one.run("up", one.name, timeout_s=UP_S)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{one.log()}"
         yield one
 
 

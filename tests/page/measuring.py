@@ -12,7 +12,16 @@ from playwright.sync_api import Browser, Page
 
 # what runs script, as Chromium's tracing names it
 SCRIPT = frozenset(
-    {"FunctionCall", "EvaluateScript", "v8.run", "FireAnimationFrame", "RunMicrotasks", "TimerFire", "EventDispatch", "v8.callFunction"}
+    {
+        "FunctionCall",
+        "EvaluateScript",
+        "v8.run",
+        "FireAnimationFrame",
+        "RunMicrotasks",
+        "TimerFire",
+        "EventDispatch",
+        "v8.callFunction",
+    }
 )
 FRAME = "AnimationFrame"
 CATEGORIES = ["devtools.timeline", "v8", "disabled-by-default-devtools.timeline"]
@@ -71,7 +80,9 @@ def _private(pid: int) -> int:
 
 def first_paint_ms(page: Page) -> float:
     """From the start of the load to the first contentful paint."""
-    found: Any = page.wait_for_function("performance.getEntriesByName('first-contentful-paint')[0]?.startTime").json_value()
+    found: Any = page.wait_for_function(
+        "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    ).json_value()
     return float(found)
 
 

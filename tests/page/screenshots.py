@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 
 from tests.page.chromium import chromium, launched
 from tests.page.conftest import scripted_server
@@ -25,7 +25,13 @@ DEVICES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LOCALES = {"en": "en-US", "zh": "zh-CN"}
-NUMBERS = {"first_token_s": 0.33, "tokens_per_s": 215.0, "prompt_tokens": 1102, "completion_tokens": 148, "image_tokens": 1024}
+NUMBERS = {
+    "first_token_s": 0.33,
+    "tokens_per_s": 215.0,
+    "prompt_tokens": 1102,
+    "completion_tokens": 148,
+    "image_tokens": 1024,
+}
 WORDS = {
     "en": {
         "question": "What is on the table, and what does it cost?",
@@ -81,7 +87,14 @@ def _cat(script: Script) -> dict[str, Any]:
     content = (STATIC / "examples" / "cat.png").read_bytes()
     script.pictures["a" * 64] = (content, "image/png")
     width, height = Image.open(io.BytesIO(content)).size
-    return {"sha256": "a" * 64, "width": width, "height": height, "original_width": 4032, "original_height": 3024, "name": "cat.png"}
+    return {
+        "sha256": "a" * 64,
+        "width": width,
+        "height": height,
+        "original_width": 4032,
+        "original_height": 3024,
+        "name": "cat.png",
+    }
 
 
 def _talk(script: Script, server: ScriptedServer, words: dict[str, Any], **last: Any) -> str:
@@ -132,7 +145,8 @@ def _ask(page: Page, words: dict[str, Any]) -> None:
 
 def _attach(*files: tuple[str, bytes]) -> Callable[[Page, dict[str, Any]], None]:
     def act(page: Page, words: dict[str, Any]) -> None:
-        page.locator("input.pick").set_input_files([{"name": n, "mimeType": "image/png", "buffer": data} for n, data in files])
+        payloads: list[FilePayload] = [{"name": n, "mimeType": "image/png", "buffer": data} for n, data in files]
+        page.locator("input.pick").set_input_files(payloads)
         page.locator("#question").fill(words["question"])
         page.wait_for_timeout(1200)
 
@@ -174,7 +188,9 @@ def _offline(page: Page, words: dict[str, Any]) -> None:
 
 def _drawn(width: int, height: int) -> bytes:
     image = Image.linear_gradient("L").resize((width, height)).convert("RGB")
-    image.paste(Image.open(STATIC / "examples" / "number.png").convert("RGB").resize((width // 2, height // 2)), (60, 60))
+    image.paste(
+        Image.open(STATIC / "examples" / "number.png").convert("RGB").resize((width // 2, height // 2)), (60, 60)
+    )
     content = io.BytesIO()
     image.save(content, "PNG")
     return content.getvalue()
@@ -249,7 +265,7 @@ def main(folder: Path, only: list[str]) -> None:
     if path is None:
         sys.exit("screenshots need Chromium\nhint: apt-get install --no-install-recommends chromium fonts-noto-cjk")
     folder.mkdir(parents=True, exist_ok=True)
-    begun, count = time.monotonic(), 0
+    _begun, count = time.monotonic(), 0
     with sync_playwright() as playwright:
         browser = launched(playwright, path)
         for name, shot in SHOTS.items():
@@ -261,7 +277,6 @@ def main(folder: Path, only: list[str]) -> None:
                         draw(browser, folder, name, shot, language, theme, device)
                         count += 1
         browser.close()
-    print(f"{count} pictures in {folder}, {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FilePayload, Locator, Page, expect
 
 from tests.page.deployed import address, deployed, kill_engine
 from tests.service.served import Served
@@ -37,7 +37,8 @@ def picture(width: int = 320, height: int = 240, colour: str = "#3366cc", kind: 
 
 
 def pick(page: Page, *files: tuple[str, str, bytes]) -> None:
-    page.locator("input.pick").set_input_files([{"name": n, "mimeType": kind, "buffer": data} for n, kind, data in files])
+    payloads: list[FilePayload] = [{"name": name, "mimeType": kind, "buffer": data} for name, kind, data in files]
+    page.locator("input.pick").set_input_files(payloads)
 
 
 def transfer(page: Page, event: str, *files: tuple[str, str, bytes]) -> None:
@@ -62,7 +63,10 @@ def transfer(page: Page, event: str, *files: tuple[str, str, bytes]) -> None:
 
 def limited(page: Page, tokens: int) -> None:
     """The tiny model writes on until it is stopped; bound its answers."""
-    page.evaluate("(tokens) => localStorage.setItem('loadmaster.parameters', JSON.stringify({ max_tokens: String(tokens) }))", tokens)
+    page.evaluate(
+        "(tokens) => localStorage.setItem('loadmaster.parameters', JSON.stringify({ max_tokens: String(tokens) }))",
+        tokens,
+    )
     page.reload()
 
 
@@ -83,7 +87,9 @@ def finished(page: Page, count: int = 1) -> Locator:
 
 
 def asked_of_engine(requests: list[tuple[str, str, str | None]]) -> list[Any]:
-    return [json.loads(body or "null") for method, url, body in requests if url.endswith("/answer") and method == "POST"]
+    return [
+        json.loads(body or "null") for method, url, body in requests if url.endswith("/answer") and method == "POST"
+    ]
 
 
 # ------------------------------------------------------------------------------------------- pictures and turns
@@ -126,7 +132,9 @@ def test_a_photograph_is_turned_upright_and_scaled_to_the_cap(service: Served, l
         pick(page, ("photo.jpg", "image/jpeg", picture(2400, 1600, kind="JPEG", exif=exif.tobytes())))
         about = page.locator(".preview.ready .about")
         expect(about).to_contain_text("1,600 × 2,400, sent as")
-        width, height = (int(n.replace(",", "")) for n in re.findall(r"sent as ([\d,]+) × ([\d,]+)", about.inner_text())[0])
+        width, height = (
+            int(n.replace(",", "")) for n in re.findall(r"sent as ([\d,]+) × ([\d,]+)", about.inner_text())[0]
+        )
         assert width < height
         assert width * height <= cap
 
@@ -159,19 +167,21 @@ def test_pictures_that_cannot_be_used_say_why(service: Served, look: Look) -> No
             ("broken.jpg", "image/jpeg", picture(kind="JPEG")[:200]),
             ("letter.png", "image/png", b"this is no picture"),
             ("empty.png", "image/png", b""),
+            ("strip.png", "image/png", picture(2000, 8)),
             ("good.png", "image/png", picture()),
         )
         expect(page.locator(".preview.ready")).to_have_count(1)
         refused = page.locator(".preview.refused")
-        expect(refused).to_have_count(3)
+        expect(refused).to_have_count(4)
+        expect(refused.nth(3)).to_contain_text("2,000 × 8 pixels is too thin a strip")
         expect(refused.nth(0)).to_contain_text("cannot read this as a picture")
         expect(refused.nth(2)).to_contain_text("This file is empty")
         for n in range(3):
             pick(page, (f"more{n}.png", "image/png", picture(colour=f"#{n}{n}{n}")))
         pick(page, ("fifth.png", "image/png", picture(colour="#fedcba")))
-        expect(page.locator(".preview.refused").last).to_contain_text("The model takes 4 pictures")
+        expect(page.locator(".preview.refused").last).to_contain_text("The model reads 4 pictures at once")
         page.get_by_role("button", name="Remove letter.png").click()
-        expect(page.locator(".preview.refused")).to_have_count(3)
+        expect(page.locator(".preview.refused")).to_have_count(4)
 
 
 def test_fifty_megabytes_are_scaled_before_they_are_sent(service: Served, look: Look, tmp_path: Path) -> None:
@@ -233,7 +243,8 @@ def test_regenerate_edit_and_resend(service: Served, look: Look) -> None:
         before = answers(page).last.locator(".markdown").inner_html()
         answers(page).last.get_by_role("button", name="Answer again").click()
         page.wait_for_function(
-            "(before) => ![undefined, before].includes([...document.querySelectorAll('.markdown')][1]?.innerHTML)", arg=before
+            "(before) => ![undefined, before].includes([...document.querySelectorAll('.markdown')][1]?.innerHTML)",
+            arg=before,
         )
         finished(page, 2)
         page.locator(".message.user").first.get_by_role("button", name="Edit").click()
@@ -252,7 +263,10 @@ def test_parameters_are_sent_and_kept(service: Served, look: Look) -> None:
         page.reload()
         with page.expect_request(lambda request: request.url.endswith("/answer")) as sent:
             ask(page, "Hello")
-        assert json.loads(sent.value.post_data or "")["parameters"] == {"max_tokens": 7, "system": "Answer in one word."}
+        assert json.loads(sent.value.post_data or "")["parameters"] == {
+            "max_tokens": 7,
+            "system": "Answer in one word.",
+        }
         message = finished(page)
         expect(message).to_contain_text("7 tokens of answer")
         expect(message).to_contain_text("The answer reached its longest length.")
@@ -271,7 +285,9 @@ def test_nothing_typed_is_lost(service: Served, look: Look) -> None:
 # ------------------------------------------------------------------------------------------- conversations
 
 
-def test_conversations_are_found_renamed_exported_imported_and_deleted(service: Served, look: Look, tmp_path: Path) -> None:
+def test_conversations_are_found_renamed_exported_imported_and_deleted(
+    service: Served, look: Look, tmp_path: Path
+) -> None:
     with look(address(service), accept_downloads=True) as (page, _):
         limited(page, 8)
         pick(page, ("a.png", "image/png", picture()))
@@ -318,7 +334,7 @@ def test_an_engine_killed_in_mid_answer_leaves_the_text_and_a_retry_works(servic
         expect(message.get_by_role("alert")).to_contain_text("The answer broke off; what was written is kept.")
         assert len(message.locator(".markdown").inner_text()) > 5
         page.get_by_label("Your question").fill("typed while it was down")
-        service.until(lambda status: status.healthy, "the engine again")
+        service.until(lambda status: status.healthy is True, "the engine again")
         limited(page, 12)
         expect(page.get_by_label("Your question")).to_have_value("typed while it was down")
         finished(page).get_by_role("button", name="Try again").click()

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.deployed import address, deployed
+from tests.page.injections import injections
 from tests.service.served import Served
 
 AXE = Path(__file__).parents[1] / "data" / "axe" / "axe.min.js"
@@ -67,7 +68,12 @@ def test_both_languages_by_the_browser_and_by_choice(scripted_engine: Served, lo
 
 @pytest.mark.parametrize(
     ("theme", "locale", "device"),
-    [("light", "en-US", "desktop"), ("dark", "zh-CN", "desktop"), ("light", "zh-CN", "phone"), ("dark", "en-US", "phone")],
+    [
+        ("light", "en-US", "desktop"),
+        ("dark", "zh-CN", "desktop"),
+        ("light", "zh-CN", "phone"),
+        ("dark", "en-US", "phone"),
+    ],
 )
 def test_axe_finds_nothing_serious(theme: str, locale: str, device: str, scripted_engine: Served, look: Look) -> None:
     options: dict[str, Any] = dict(PHONE) if device == "phone" else {"viewport": {"width": 1440, "height": 900}}
@@ -123,19 +129,43 @@ def test_the_keyboard_alone_is_enough(scripted_engine: Served, look: Look) -> No
         expect(page.locator("#tab-live")).to_have_attribute("aria-selected", "true")
         page.keyboard.press("Escape")
         expect(page.locator("#panel")).to_have_count(0)
-        assert page.evaluate(
-            """() => [...document.querySelectorAll("button, a[href], input:not([hidden]), textarea, select")]
+        assert (
+            page.evaluate(
+                """() => [...document.querySelectorAll("button, a[href], input:not([hidden]), textarea, select")]
                 .filter((node) => !node.hidden && !(node.ariaLabel || node.textContent.trim() || node.labels?.length))
                 .map((node) => node.outerHTML.slice(0, 80))"""
-        ) == []
+            )
+            == []
+        )
 
 
 def test_reduced_motion_stills_everything(scripted_engine: Served, look: Look) -> None:
     with look(address(scripted_engine), reduced_motion="reduce") as (page, _):
         expect(page.locator(".send")).to_be_visible()
-        moving = "[...document.querySelectorAll('*')].filter((n) => getComputedStyle(n).transitionDuration !== '0s').length"
+        moving = (
+            "[...document.querySelectorAll('*')].filter((n) => getComputedStyle(n).transitionDuration !== '0s').length"
+        )
         assert page.evaluate(moving) == 0
         assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_a_hostile_answer_through_the_gateway_runs_nothing(scripted_engine: Served, look: Look) -> None:
+    hostile = "\n\n".join(text for text in injections() if len(text) < 300)
+    scripted_engine.fake(answers=[["hostile", hostile]], tps=3000.0)
+    try:
+        with look(address(scripted_engine)) as (page, _):
+            ask(page, "Something hostile")
+            whole(page)
+            assert len(page.locator(".markdown").text_content() or "") > 3000
+            page.locator(".markdown a").evaluate_all(
+                "(links) => links.forEach((one) => one.dispatchEvent(new MouseEvent('mouseover', { bubbles: true })))"
+            )
+            page.reload()
+            whole(page)
+            assert page.evaluate("window.owned") is None
+            assert page.locator(".markdown :is(script, img, iframe, svg, style, form, object)").count() == 0
+    finally:
+        scripted_engine.fake(answers=[], tps=40.0)
 
 
 def test_the_panel_tells_plan_state_log_and_checklist(scripted_engine: Served, look: Look) -> None:
@@ -196,40 +226,42 @@ def test_a_key_opens_its_own_conversations_only(tmp_path: Path, look: Look) -> N
         command = [sys.executable, "-m", "loadmaster", "keys", "add", name, "--file", keys["file"]]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         secret[name] = next(word for word in done.stdout.split() if len(word) > 20)
-    with deployed(home, fake=("--tps", "100"), keys=keys) as one:
-        with look(address(one)) as (page, watched):
-            watched.expected = ["401"]
-            page.get_by_label("Key").fill("not-a-key")
-            page.get_by_role("button", name="Open").click()
-            expect(page.get_by_role("alert")).to_contain_text("This key is not valid here.")
-            page.get_by_label("Key").fill(secret["mia"])
-            page.get_by_role("button", name="Open").click()
-            ask(page, "only for mia")
-            whole(page)
-            expect(page.locator(".entry")).to_have_count(1)
-            assert page.evaluate("document.cookie") == ""
-            page.reload()
-            expect(page.locator(".entry")).to_have_count(1)
-            page.get_by_role("button", name="Settings").click()
-            page.get_by_role("button", name="Sign out").click()
-            page.get_by_label("Key").fill(secret["tom"])
-            page.get_by_role("button", name="Open").click()
-            expect(page.locator(".list .empty")).to_be_visible()
+    with deployed(home, fake=("--tps", "100"), keys=keys) as one, look(address(one)) as (page, watched):
+        watched.expected = ["401"]
+        page.get_by_label("Key").fill("not-a-key")
+        page.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("alert")).to_contain_text("This key is not valid here.")
+        page.get_by_label("Key").fill(secret["mia"])
+        page.get_by_role("button", name="Open").click()
+        ask(page, "only for mia")
+        whole(page)
+        expect(page.locator(".entry")).to_have_count(1)
+        assert page.evaluate("document.cookie") == ""
+        page.reload()
+        expect(page.locator(".entry")).to_have_count(1)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Key").fill(secret["tom"])
+        page.get_by_role("button", name="Open").click()
+        expect(page.locator(".list .empty")).to_be_visible()
 
 
 def test_a_browser_keeps_what_the_server_does_not(tmp_path: Path, look: Look) -> None:
-    with deployed(tmp_path / "home", fake=("--tps", "60", "--tokens", "40"), page={"storage": "browser"}) as one:
-        with look(address(one)) as (page, _):
-            expect(page.locator(".example").first).to_be_visible()
-            page.locator(".example").first.click()
-            expect(page.locator(".preview.ready")).to_be_visible()
-            page.locator(".send").click()
-            whole(page)
-            expect(page.locator(".sidebar footer")).to_contain_text("kept in this browser only")
-            text = page.locator(".markdown").inner_text()
-            page.reload()
-            expect(page.locator(".markdown")).to_have_text(text)
-            expect(page.locator(".message.user figure img")).to_have_count(1)
-            ask(page, "And now?")
-            expect(page.locator(".message.assistant")).to_have_count(2)
-            expect(page.locator(".message.assistant").last).to_have_attribute("aria-busy", "false", timeout=LONG_S)
+    fake = ("--tps", "60", "--tokens", "40")
+    with (
+        deployed(tmp_path / "home", fake=fake, page={"storage": "browser"}) as one,
+        look(address(one)) as (page, _),
+    ):
+        expect(page.locator(".example").first).to_be_visible()
+        page.locator(".example").first.click()
+        expect(page.locator(".preview.ready")).to_be_visible()
+        page.locator(".send").click()
+        whole(page)
+        expect(page.locator(".sidebar footer")).to_contain_text("kept in this browser only")
+        text = page.locator(".markdown").inner_text()
+        page.reload()
+        expect(page.locator(".markdown")).to_have_text(text)
+        expect(page.locator(".message.user figure img")).to_have_count(1)
+        ask(page, "And now?")
+        expect(page.locator(".message.assistant")).to_have_count(2)
+        expect(page.locator(".message.assistant").last).to_have_attribute("aria-busy", "false", timeout=LONG_S)

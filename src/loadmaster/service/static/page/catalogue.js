@@ -104,6 +104,9 @@ export const catalogue = {
     "pictures.used": ["{n} picture", "{n} pictures"],
     "pictures.used_of": ["{n} of {most} pictures", "{n} of {most} pictures"],
 
+    "pictures.older": ["Only the newest picture reaches the model.", "Only the newest {n} pictures reach the model."],
+    "pictures.older.help": "Add an older one again if you ask about it.",
+
     "picture.unnamed": "picture",
     "picture.reading": "Reading…",
     "picture.sent_as": "{from}, sent as {to}",
@@ -111,7 +114,7 @@ export const catalogue = {
     "picture.tokens_unknown": "tokens unknown",
     "picture.remove": "Remove {name}",
     "picture.enlarge": "Enlarge {name}",
-    "picture.too_many": ["The model takes {n} picture in a conversation. Remove one first.", "The model takes {n} pictures in a conversation. Remove one first."],
+    "picture.too_many": ["The model reads {n} picture at once. Remove one first.", "The model reads {n} pictures at once. Remove one first."],
     "picture.none_taken": "This model takes no pictures.",
     "picture.empty": "This file is empty.",
     "picture.too_large": "This file has {size}; the page reads pictures up to 200 MiB. Make it smaller first.",
@@ -410,6 +413,9 @@ export const catalogue = {
     "pictures.used": ["{n} 张图片", "{n} 张图片"],
     "pictures.used_of": ["{n} / {most} 张图片", "{n} / {most} 张图片"],
 
+    "pictures.older": ["只有最新的一张图片会交给模型。", "只有最新的 {n} 张图片会交给模型。"],
+    "pictures.older.help": "若要问较早的图片，请重新添加。",
+
     "picture.unnamed": "图片",
     "picture.reading": "读取中…",
     "picture.sent_as": "{from}，以 {to} 发送",
@@ -417,7 +423,7 @@ export const catalogue = {
     "picture.tokens_unknown": "token 数未知",
     "picture.remove": "移除 {name}",
     "picture.enlarge": "放大 {name}",
-    "picture.too_many": ["模型在一个对话中最多接受 {n} 张图片，请先移除一张。", "模型在一个对话中最多接受 {n} 张图片，请先移除一张。"],
+    "picture.too_many": ["模型一次最多读取 {n} 张图片，请先移除一张。", "模型一次最多读取 {n} 张图片，请先移除一张。"],
     "picture.none_taken": "此模型不接受图片。",
     "picture.empty": "这个文件是空的。",
     "picture.too_large": "这个文件有 {size}，页面最多读取 200 MiB 的图片，请先缩小。",

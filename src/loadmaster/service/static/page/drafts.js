@@ -103,7 +103,7 @@ function add(file, name, area = null, kept = true) {
   const count = drafts.get().pictures.filter((one) => one.state !== "refused").length;
   const id = nextId++;
   const over = most !== null && count >= most;
-  const one = { id, file, name, area, url: null, state: over ? "refused" : "reading", words: over ? t("picture.too_many", { n: most }) : null };
+  const one = { id, file, name, area, url: null, state: over ? "refused" : "reading", words: over ? t(most === 0 ? "picture.none_taken" : "picture.too_many", { n: most }) : null };
   drafts.set(({ pictures }) => ({ pictures: [...pictures, one] }));
   if (!over) reading = reading.then(() => read_(id));
   if (kept) keep();

@@ -28,7 +28,7 @@ export function Findings() {
   const all = [...live, ...(plan?.findings ?? []).filter((one) => !live.some((other) => other.code === one.code))];
   const grave = all.filter((one) => one.severity !== "note");
   return html`
-    <section class="findings" aria-label=${t("findings")}>
+    <section class=${grave.length > 0 ? "findings grave" : "findings"} aria-label=${t("findings")}>
       <h3>${t("findings")} <span class="count">${grave.length === 0 ? t("findings.none") : t("findings.count", { n: grave.length })}</span></h3>
       ${all.map(
         (one) => html`

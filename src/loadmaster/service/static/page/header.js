@@ -91,6 +91,9 @@ export function Banner() {
   if (missing > 0 && Number.isFinite(missing)) {
     lines.push(html`<${Line} kind="problem" title=${t("cards.missing", { n: missing })} text=${t("cards.missing.help", { planned: plan.gpus.length, n: snapshot.cards.length })} key="cards" />`);
   }
+  if (used.most !== null && used.most > 0 && used.pictures > used.most) {
+    lines.push(html`<${Line} kind="warning" title=${t("pictures.older", { n: used.most })} text=${t("pictures.older.help")} key="pictures" />`);
+  }
   if (used.share !== null && used.share > NEARLY) {
     const over = used.share > 1;
     lines.push(html`<${Line} kind="warning" title=${t(over ? "context.over" : "context.nearly", { share: percent(used.share) })} text=${t("context.nearly.help")} key="context" />`);

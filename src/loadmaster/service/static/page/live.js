@@ -81,7 +81,7 @@ function Chart({ chart }) {
           y: { range: (u, low, high) => [0, chart.top ?? Math.max(high ?? 0, 1) * 1.1] },
         },
         axes: [
-          { ...axis, size: 22, space: 56, values: (u, ticks) => ticks.map(clock) },
+          { ...axis, size: 22, space: 40, values: (u, ticks) => ticks.map(clock) },
           { ...axis, space: 28, ...(chart.steps ? { incrs: chart.steps } : {}), values: (u, ticks) => ticks.map((v) => (chart.tick ?? chart.write)(v)) },
         ],
         series: [{}, ...chart.columns.map((name, i) => ({ label: chart.label(name), stroke: style(`--series-${(i % 6) + 1}`), width: 1.5, points: { show: false }, spanGaps: false }))],

@@ -5,6 +5,8 @@ export const MOST_FILE_BYTES = 200 * 2 ** 20; // a browser tab decodes no larger
 const MOST_PIXELS = 2 ** 28; // a canvas holds no more
 const LOSSLESS_BYTES = 4 * 2 ** 20; // a larger PNG is a photograph: sent as JPEG
 const QUALITY = 0.92;
+const LEAST_SIDE = 4; // pixels, and how many times longer the longer side may be: the gateway's rules
+const MOST_RATIO = 200;
 
 export class PictureError extends Error {
   /** ``code``: a key of the catalogue below "picture.". */
@@ -93,6 +95,8 @@ export async function prepare(file, model, area = null) {
     const original = { original_width: bitmap.width, original_height: bitmap.height, bytes: file.size };
     const cut = area ?? { x: 0, y: 0, width: bitmap.width, height: bitmap.height };
     const size = fitted(cut.width, cut.height, model);
+    const [short, long] = [Math.min(size.width, size.height), Math.max(size.width, size.height)];
+    if (short < LEAST_SIDE || long / short > MOST_RATIO) throw new PictureError("too_narrow", { width: cut.width, height: cut.height });
     const canvas = scaled(bitmap, cut, size.width, size.height);
     let blob = null;
     if (file.type === "image/png" || file.type === "image/gif") blob = await encoded(canvas, "image/png");
