@@ -13,7 +13,6 @@ from loadmaster.edge.tinymodel import write_tiny_model
 from loadmaster.service.demo import FLAGS
 from tests.service.served import QUICK, Served, served
 
-
 UP_S = 90.0
 
 
