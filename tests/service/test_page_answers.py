@@ -244,7 +244,10 @@ def test_the_oldest_turns_are_left_out_when_the_context_is_full(tmp_path: Path) 
             sent = (await asyncio.to_thread(engine.fake))["last_body"]["messages"]
             assert sent[0]["role"] == "user" and not sent[0]["content"].startswith("Turn 0")
             assert sent[-1]["content"].startswith("Turn 3")
-            assert len((await browser.ask("GET", f"/api/conversations/{number}")).json["messages"]) == 8
+            kept = (await browser.ask("GET", f"/api/conversations/{number}")).json
+            assert len(kept["messages"]) == 8
+            context = kept["context"]
+            assert context["limit_tokens"] == 1000 and context["basis"] == "measured" and context["forgotten"] > 0
 
     with fake_engine(tmp_path, "--max-model-len", "1000") as engine:
         play(scene())

@@ -111,7 +111,8 @@ def _stay(running: Demonstration) -> None:
     import time
 
     write_result(
-        f"\nopen:     {running.url}/v1   (any OpenAI client; the model is {running.deployment.name!r})\n"
+        f"\nopen:     {running.url}   (the page)\n"
+        f"API:      {running.url}/v1   (any OpenAI client; the model is {running.deployment.name!r})\n"
         f"state:    LOADMASTER_HOME={running.folder / 'state'} loadmaster status {running.deployment.name}\n"
         "Ctrl-C stops it\n"
     )

@@ -32,7 +32,7 @@ class Answers(Protocol):
 
     def done(self, generation: Generation) -> None: ...
 
-    def findings(self, group: Group) -> tuple[dict[str, Any], ...]: ...
+    async def diagnosis(self, group: Group) -> tuple[dict[str, Any], ...]: ...
 
 
 class Generation:
@@ -84,7 +84,9 @@ class Generation:
                 self.growing.fail("gateway_stopping", "the gateway stopped before the answer was whole")
             self.growing.end("stopped" if self._stopping else "failed")
         except ApiError as error:
-            self.growing.fail(error.code, error.message, self._answers.findings(question.group))
+            engine = error.code.startswith("engine")
+            findings = await self._answers.diagnosis(question.group) if engine else ()
+            self.growing.fail(error.code, error.message, findings)
             self.growing.end("failed")
         except Exception as error:
             _log.error("an answer failed: %s", places_of(error))
@@ -107,10 +109,10 @@ class Generation:
             )
         if whole is not None:
             raise _refusal(whole)
-        if self.growing.error is not None and self.growing.error.code.startswith("engine"):
-            problem = self.growing.error
-            self.growing.error = None
-            self.growing.fail(problem.code, problem.message, self._answers.findings(question.group))
+        problem = self.growing.error
+        if problem is not None and problem.code.startswith("engine"):
+            findings = await self._answers.diagnosis(question.group)
+            self.growing.error = msgspec.structs.replace(problem, findings=findings)
 
     async def _save_often(self) -> None:
         seen = -1

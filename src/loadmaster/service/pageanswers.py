@@ -29,11 +29,9 @@ from loadmaster.service.pictureshown import Given, picture_refs
 from loadmaster.service.requestrules import MOST_MESSAGES
 from loadmaster.service.shelf import not_found
 
-_SAVE_S = 0.5
 _KEEP_ALIVE_S = 15.0
-_MOST_SYSTEM = 65_536
+_DIAGNOSIS_S, _LOOK_S = 2.0, 0.1
 _MOST_FOLLOWERS = 64  # of one answer
-_LEFT_OUT_PICTURE = "data:,"  # the picture rules put a word in its place without looking at it
 
 _log = logging.getLogger("loadmaster.gateway")
 
@@ -87,10 +85,20 @@ class PageAnswers:
         if generation.number is not None and self._conversations.running.get(generation.number) is generation:
             del self._conversations.running[generation.number]
 
-    def findings(self, group: Group) -> tuple[dict[str, Any], ...]:
-        """What the engine's own state says of why it does not answer."""
-        state = current_state(group.backends[0].settings.state_file)
-        return () if state is None else tuple(msgspec.to_builtins(one) for one in state.findings)
+    async def diagnosis(self, group: Group) -> tuple[dict[str, Any], ...]:
+        """What was found of why the engine ended, waited for a moment: its exit has to be seen and its log read."""
+        path = group.backends[0].settings.state_file
+        if path is None:
+            return ()
+        before = current_state(path)
+        for _ in range(round(_DIAGNOSIS_S / _LOOK_S)):
+            state = current_state(path)
+            if state is not None and state.findings:
+                return tuple(msgspec.to_builtins(one) for one in state.findings)
+            if state != before and state is not None and state.state in ("loading", "warming-up", "ready"):
+                break  # it starts again, and nothing was found
+            await asyncio.sleep(_LOOK_S)
+        return ()
 
     # ------------------------------------------------------------------------------------------ asking
 

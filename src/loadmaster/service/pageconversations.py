@@ -18,6 +18,7 @@ from loadmaster.edge.conversations import ConversationStore, Picture
 from loadmaster.service.conversationfiles import FileError, as_json, as_markdown, read_file
 from loadmaster.service.errors import ApiError, ImageError, invalid
 from loadmaster.service.modelfacts import tokens_of_picture
+from loadmaster.service.pagequestion import Questions
 from loadmaster.service.pagerequest import Desk, reply, whole_number
 from loadmaster.service.pictureshown import Given, is_hash, picture_refs
 from loadmaster.service.shelf import not_found
@@ -97,7 +98,9 @@ class PageConversations:
         return reply(conversation, 201)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        return reply(await self._found(request))
+        visitor = self._desk.visitor(request)
+        found = await self._found(request)
+        return reply(msgspec.structs.asdict(found) | {"context": await Questions(self._desk).use(visitor, found)})
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         visitor = self._desk.visitor(request)

@@ -234,7 +234,7 @@ class PageEvents:
         path = self._desk.settings.engine_state
         known = current_state(path)
         up = any(backend.up for backend in group.backends)
-        state = _name(known, up=up, told=path is not None)
+        state = _name(known, up=up)
         reason = None if up else group.reason()
         finding = known.findings[0] if known is not None and known.findings else None
         return {
@@ -326,13 +326,11 @@ def _verdict(report: Report) -> dict[str, Any]:
     return {"done": True, "ok": report.ok, "seconds": report.seconds, "notes": report.notes}
 
 
-def _name(state: EngineState | None, *, up: bool, told: bool) -> str:
+def _name(state: EngineState | None, *, up: bool) -> str:
     """The state's name; the gateway's own eyes count where nobody else looks."""
     if state is None:
-        return "ready" if up else ("down" if told else "unreachable")
-    if state.state == "ready" and not up:
-        return "unreachable"
-    return state.state
+        return "ready" if up else "down"
+    return "down" if state.state == "ready" and not up else state.state
 
 
 def _page_name(name: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from loadmaster.core.contextuse import corrected, first_kept, guessed_tokens
-from loadmaster.core.conversation import Message, PictureRef
+from loadmaster.core.conversation import Conversation, Message, PictureRef
 from loadmaster.edge.conversations import Picture
 from loadmaster.service.admission import FullError
 from loadmaster.service.backends import Group
@@ -118,6 +118,28 @@ class Questions:
             held.close()
             raise
 
+    async def use(self, visitor: Visitor, conversation: Conversation) -> dict[str, Any]:
+        """How much of the context the conversation takes, and what its next question would leave out."""
+        groups = self._desk.gateway.backends.groups
+        group = groups.get(str(conversation.settings.get("model"))) or next(iter(groups.values()))
+        messages = conversation.messages
+        shown = [picture.sha256 for message in messages for picture in message.pictures]
+        stored = await self._desk.shelf.pictures(visitor.owner, shown)
+        tokens, _ = self._tokens(messages, stored, self._kept_pictures(messages))
+        context = context_tokens(group.backends[0].card, self._desk.settings.plan)
+        asked = conversation.settings.get("max_tokens")
+        start = first_kept(messages, tokens, context, asked if isinstance(asked, int) else None)
+        most = self._desk.settings.max_images
+        return {
+            "tokens": sum(tokens[start:]),
+            "limit_tokens": context,
+            "basis": "measured" if any(one.numbers and one.numbers.prompt_tokens for one in messages) else "assumed",
+            "forgotten": start,
+            "pictures": len(shown),
+            "max_pictures": most,
+            "pictures_left_out": 0 if most is None else max(0, len(shown) - most),
+        }
+
     def _kept_pictures(self, messages: Sequence[Message]) -> set[tuple[int, int]]:
         """Which pictures the rules will let through: the newest. (place of the message, place in it)."""
         every = [(place, index) for place, message in enumerate(messages) for index in range(len(message.pictures))]
@@ -133,22 +155,28 @@ class Questions:
         parameters: Parameters,
     ) -> tuple[int, int | None]:
         """The first message that is sent, and the tokens of all pictures that are."""
-        plan = self._desk.settings.plan
-        each: list[int] = []
-        unknown = False
+        tokens, pictures = self._tokens(messages, stored, kept)
+        context = context_tokens(group.backends[0].card, self._desk.settings.plan)
+        start = first_kept(messages, tokens, context, parameters.max_tokens)
+        sent = pictures[start:]
+        return start, None if None in sent else sum(one or 0 for one in sent)
+
+    def _tokens(
+        self, messages: Sequence[Message], stored: dict[str, Picture], kept: set[tuple[int, int]]
+    ) -> tuple[list[int], list[int | None]]:
+        """Tokens of each message, and of its pictures alone; the latter None when the plan does not say."""
+        pictures: list[int | None] = []
         for place, message in enumerate(messages):
-            tokens = 0
+            tokens: int | None = 0
             for index, picture in enumerate(message.pictures):
                 found = stored.get(picture.sha256)
-                if (place, index) in kept and found is not None:
-                    counted = tokens_of_picture(plan, found.sent_width, found.sent_height)
-                    unknown |= counted is None
-                    tokens += counted or 0
-            each.append(tokens)
-        guesses = corrected(messages, [guessed_tokens(one, tokens) for one, tokens in zip(messages, each)])
-        context = context_tokens(group.backends[0].card, plan)
-        start = first_kept(messages, guesses, context, parameters.max_tokens)
-        return start, None if unknown else sum(each[start:])
+                if (place, index) not in kept or found is None:
+                    continue
+                counted = tokens_of_picture(self._desk.settings.plan, found.sent_width, found.sent_height)
+                tokens = None if tokens is None or counted is None else tokens + counted
+            pictures.append(tokens)
+        guesses = [guessed_tokens(message, tokens or 0) for message, tokens in zip(messages, pictures, strict=True)]
+        return corrected(messages, guesses), pictures
 
     async def _data_url(self, visitor: Visitor, picture: PictureRef, stored: dict[str, Picture]) -> str:
         found = stored.get(picture.sha256)
