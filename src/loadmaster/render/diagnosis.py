@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -128,7 +129,8 @@ def _with_page(item: Finding, width: int, paint: Paint) -> str:
 def _others(findings: Sequence[Finding], width: int, paint: Paint) -> str:
     lines = [paint("also", "bold") + " (in full with --all)"]
     for item in findings:
-        lines += wrap(f"{item.title}: {item.cause}", width, f"  {item.severity}[{item.code}]: ", "    ")[:2]
+        head = f"  {item.severity}[{item.code}]: "
+        lines += wrap(shorten(item.cause, 2 * width - len(head) - 12, placeholder=" ..."), width, head, "    ")
     return "\n".join(lines)
 
 

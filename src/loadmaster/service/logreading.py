@@ -13,6 +13,7 @@ from loadmaster.edge.logstream import blocks
 STDIN = "-"
 _HEAD = 4096
 _FEW_NULS = 0.02  # a text has none; a broken one may have some
+_MOSTLY = 0.8
 _PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # gzip, xz, zstandard
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
@@ -80,7 +81,9 @@ def _read(diagnoser: Diagnoser, stream: BinaryIO, size: int, name: str, report: 
 def _refuse_binary(head: bytes, name: str) -> None:
     if head.startswith((*_PACKED, *_WIDE)):
         return
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    wide = max(even, odd) > len(head) // 4 and min(even, odd) == 0  # UTF-16 without its mark
-    if head.count(0) > _FEW_NULS * len(head) and not wide:
+    if head.count(0) <= _FEW_NULS * len(head):
+        return
+    wide = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"  # without its mark
+    text = head.decode(wide, "replace")
+    if sum(letter.isprintable() or letter.isspace() for letter in text) < _MOSTLY * len(text):
         raise LogError(f"{name} is no text", "diagnose reads what an engine printed")
