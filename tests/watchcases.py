@@ -171,7 +171,11 @@ def thrashing() -> Iterator[Snapshot]:
 def throttled() -> Iterator[Snapshot]:
     for at in seconds(300, 5):
         hot = 40 <= at < 140
-        changes = {"throttle_reasons": ("software-thermal",), "temperature_c": 91.0, "sm_clock_hz": 885_000_000}
+        changes: dict[str, Any] = {
+            "throttle_reasons": ("software-thermal",),
+            "temperature_c": 91.0,
+            "sm_clock_hz": 885_000_000,
+        }
         yield shot(at, (card(0, **(changes if hot else {})), card(1, throttle_reasons=("power-cap",))))
 
 
@@ -250,7 +254,8 @@ def calm(length: int = 3600, step: int = 1, seed: int = 0) -> Iterator[Snapshot]
     """An ordinary hour with everything that is ordinary: bursts, idle times, a power cap, one large picture that
     leaves the allocator larger for good, short queues, late first tokens once in a while, missing readings."""
     chance = Random(seed)
-    grown, xids = 0, ()
+    grown = 0
+    xids: tuple[int, ...] = ()
     preempted = thought = generated = prompted = steps = requests = seen = 0
     for at in range(0, length, step):
         burst = at // 300 % 3  # five minutes idle, light, heavy
