@@ -175,8 +175,14 @@ def test_a_run_teaches_what_its_readings_name() -> None:
     again = {one.component: one for one in samples_of(8, _record({"cuda_graphs": 10 * MIB}), [found])}
     assert again["cuda_graphs"].difference == samples["cuda_graphs"].difference + 10 * MIB
     assert again["context"] == structs.replace(samples["context"], run=8)
-    # no context in the log: what is left over belongs to nobody
-    fewer = reconcile(sheet, structs.replace(actual, context_bytes=None), "ready", replays)
-    assert {sample.component for sample in samples_of(7, _record(), [fewer])} == {"cuda_graphs"}
+    # no context in the log, as in most: what it is off by counts as the workspace's
+    unread = reconcile(sheet, structs.replace(actual, context_bytes=None), "ready", replays)
+    fewer = {sample.component: sample for sample in samples_of(7, _record(), [unread])}
+    assert set(fewer) == {"cuda_graphs", "workspace"}
+    assert fewer["workspace"].difference == samples["workspace"].difference + samples["context"].difference
+    # something else unread: what is left over belongs to nobody
+    log = structs.replace(actual.log, kv_available_bytes=None)
+    vague = reconcile(sheet, structs.replace(actual, log=log), "ready", replays)
+    assert {sample.component for sample in samples_of(7, _record(), [vague])} == {"context", "cuda_graphs"}
     # at the highest point of serving nothing is learnt
     assert samples_of(7, _record(), [reconcile(sheet, actual, "serving", replays)]) == []

@@ -22,6 +22,7 @@ _AGREE_WITHIN = 64 * MIB  # or a twentieth of the plan, if that is more
 _AGREE_SHARE = 0.05
 _LEAST_MARGIN = 16 * MIB  # logs and drivers round
 _RESTING = ("workspace", "sampler", "activations")  # no reading names these when a run is ready
+_OFTEN_UNREAD = "context"  # few versions print it; what it is off by then counts as the workspace's
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -77,8 +78,8 @@ def _differences(card: CardReconciliation) -> dict[str, tuple[int, int]]:
         for name in ("context", "cuda_graphs")
         if name in lines and lines[name].planned and (actual := lines[name].actual) is not None
     }
-    # What is left belongs to the workspace only when all else was read.
-    read = all(line.actual is not None for name, line in lines.items() if name not in _RESTING)
+    # What is left belongs to the workspace when all else was read; both are held as long as the engine runs.
+    read = all(line.actual is not None for name, line in lines.items() if name not in (*_RESTING, _OFTEN_UNREAD))
     if read and "workspace" in lines and card.unexplained_bytes is not None and card.driver_reserved_bytes is not None:
         workspace = lines["workspace"]
         found["workspace"] = (workspace.planned, workspace.expected + card.unexplained_bytes - workspace.planned)
