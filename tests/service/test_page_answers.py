@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from loadmaster.core.facts import Finding
+from loadmaster.service.enginestate import EngineState, Pid, write_state
 from loadmaster.service.gatewaysettings import LimitSettings
 from tests.drawn_pictures import corner_picture, encoded, photograph
 from tests.fake_engine import WORDS
@@ -307,4 +309,56 @@ def test_what_an_earlier_process_left_unfinished_has_failed(tmp_path: Path) -> N
             assert kept["state"] == "failed" and kept["text"].startswith("The")
 
     with fake_engine(tmp_path, "--tps", "20", "--tokens", "400") as engine:
+        play(scene())
+
+
+def test_the_diagnosis_of_the_engine_s_end_is_told_with_the_error(tmp_path: Path) -> None:
+    state = tmp_path / "engine.json"
+    found = Finding(code="oom-cudagraph-capture", severity="error", title="no room", cause="the cache did not fit")
+
+    async def scene() -> None:
+        port = int(engine.url.rpartition(":")[2])
+        write_state(state, EngineState(state="ready", runner=Pid.of(os.getpid()), port=port))
+        fields = {"engine_state": str(state)}
+        async with page(engine, tmp_path, state_file=str(state), page_fields=fields) as (_, browser):
+            number = await browser.new()
+            asked = {"model": "fake", "text": "Tell"}
+            async with browser.stream("POST", f"/api/conversations/{number}/answer", asked) as events:
+                await events.until("delta")
+                os.kill((await asyncio.to_thread(engine.fake))["pid"], signal.SIGKILL)
+                await asyncio.sleep(0.3)
+                write_state(state, EngineState(state="failed", runner=Pid.of(os.getpid()), findings=(found,)))
+                last = (await events.rest())[-1]
+            assert last.name == "error" and last.data["findings"][0]["cause"] == "the cache did not fit"
+            kept = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"][-1]
+            assert kept["error"]["findings"][0]["code"] == "oom-cudagraph-capture"
+
+    with fake_engine(tmp_path, "--tps", "20", "--tokens", "400") as engine:
+        play(scene())
+
+
+def test_a_browser_that_leaves_at_once_loses_no_question(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with page(engine, tmp_path) as (opened, browser):
+            numbers = [await browser.new() for _ in range(8)]
+            for place, number in enumerate(numbers):
+                body = b'{"model": "fake", "text": "Tell", "parameters": {"max_tokens": 3}}'
+                head = (
+                    f"POST /api/conversations/{number}/answer HTTP/1.1\r\nHost: 127.0.0.1:{opened.port}\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                ).encode()
+                _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+                writer.write(head + body)
+                await writer.drain()
+                await asyncio.sleep(place * 0.002)
+                writer.transport.abort()
+            running = opened.gateway.page.conversations.running  # type: ignore[union-attr]
+            await asyncio.sleep(0.2)
+            await soon(lambda: not running, "the end of all answers")
+            for number in numbers:
+                kept = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"]
+                assert [one["text"] for one in kept] in ([], ["Tell", "The picture shows"]), kept
+            assert opened.gateway.budget.held == 0 and not opened.gateway.passage.flights
+
+    with fake_engine(tmp_path) as engine:
         play(scene())

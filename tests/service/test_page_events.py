@@ -53,8 +53,8 @@ def test_a_page_is_told_everything_at_once_and_then_what_changes(tmp_path: Path)
         write_state(state, EngineState(state="ready", runner=Pid.of(1), port=int(engine.url.rpartition(":")[2])))
         async with page(engine, tmp_path, page_fields=fields) as (_, browser):
             async with browser.stream("GET", "/api/events") as events:
-                first = {}
-                while "lines" not in str(first.get("log", {}).get("lines") and "lines"):
+                first: dict[str, Any] = {}
+                while not first.get("log", {}).get("lines"):
                     event = await events.next()
                     assert event is not None
                     first[event.name] = event.data

@@ -280,7 +280,7 @@ def test_streams_have_a_most_and_a_reader_that_stands_still_holds_nothing_back(
 
             async def done() -> bool:
                 kept = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"][-1]
-                return kept["state"] == "done" and len(kept["text"]) > 100_000
+                return bool(kept["state"] == "done" and len(kept["text"]) > 100_000)
 
             await soon(done, "the end of the answer")
             writer.close()

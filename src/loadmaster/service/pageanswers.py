@@ -195,7 +195,7 @@ class PageAnswers:
     async def ask_once(self, request: web.Request) -> web.StreamResponse:
         """A conversation that the browser keeps: the same stream, ended when the browser leaves."""
         visitor = self.desk.visitor(request)
-        asked = await self.desk.read(request, _AskOnce, self.desk.gateway.limits.max_body_bytes)
+        asked = await self.desk.read(request, _AskOnce)
         if not 0 < len(asked.messages) <= MOST_MESSAGES:
             raise invalid("messages_invalid", f"messages has to hold 1 to {MOST_MESSAGES:,}", "messages")
         messages = []

@@ -21,11 +21,13 @@ from loadmaster.service.modelfacts import tokens_of_picture
 from loadmaster.service.pagequestion import Questions
 from loadmaster.service.pagerequest import Desk, reply, whole_number
 from loadmaster.service.pictureshown import Given, is_hash, picture_refs
+from loadmaster.service.requestbody import Body
 from loadmaster.service.shelf import not_found
 
 MOST_PICTURE_BYTES = 24 << 20
 MOST_IMPORT_BYTES = 64 << 20
 _FILES_AT_ONCE = 2
+_SLICE = 256 << 10
 _SHOWABLE = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/avif")
 
 _HEADS = (
@@ -201,11 +203,11 @@ class PageConversations:
     async def _take_in(self, request: web.Request) -> web.StreamResponse:
         visitor = self._desk.visitor(request)
         limits = msgspec.structs.replace(self._desk.gateway.limits, max_body_bytes=MOST_IMPORT_BYTES)
-        content = await self._desk.content(request, limits)
-        try:
-            source, files = await asyncio.to_thread(read_file, content)
-        except FileError as error:
-            raise invalid("import_invalid", str(error)) from None
+        async with self._desk.content(request, limits) as content:
+            try:
+                source, files = await asyncio.to_thread(read_file, content)
+            except FileError as error:
+                raise invalid("import_invalid", str(error)) from None
         pictures = [(await self._look_at(sha256, data), data) for sha256, data in files.items()]
         known = await self._desk.shelf.pictures(
             visitor.owner, {one.sha256 for message in source.messages for one in message.pictures}
@@ -243,11 +245,11 @@ class PageConversations:
             raise _too_many_bytes(most)
         limits = msgspec.structs.replace(self._desk.gateway.limits, max_body_bytes=most)
         try:
-            content = await self._desk.content(request, limits)
+            async with self._desk.content(request, limits) as content:
+                picture = await self._look_at(sha256, content)
+                await self._desk.shelf.put_picture(visitor.owner, picture, content)
         except ApiError as error:
             raise (_too_many_bytes(most) if error.code == "body_too_large" else error) from None
-        picture = await self._look_at(sha256, content)
-        await self._desk.shelf.put_picture(visitor.owner, picture, content)
         return reply(self._told(picture), 201)
 
     async def _look_at(self, sha256: str, content: bytes) -> Picture:
@@ -303,10 +305,21 @@ class PageConversations:
             return web.Response(status=304, headers=headers)
         if request.method == "HEAD":
             return web.Response(headers=headers | {"Content-Length": str(found.size)})
-        content = await self._desk.shelf.picture_bytes(visitor.owner, sha256)
-        if content is None:
-            raise ApiError(404, "picture_not_found", "there is no such picture, send it again")
-        return web.Response(body=content, headers=headers)
+        with Body(self._desk.gateway.budget) as body:  # a reader that stands still holds the picture
+            body.count(found.size)
+            content = await self._desk.shelf.picture_bytes(visitor.owner, sha256)
+            if content is None:
+                raise ApiError(404, "picture_not_found", "there is no such picture, send it again")
+            response = web.StreamResponse(headers=headers | {"Content-Length": str(len(content))})
+            await response.prepare(request)
+            try:
+                async with asyncio.timeout(self._desk.gateway.limits.client_timeout_s):
+                    for place in range(0, len(content), _SLICE):
+                        await response.write(content[place : place + _SLICE])
+                    await response.write_eof()
+            except TimeoutError:
+                raise ConnectionResetError("the browser did not read its picture") from None
+        return response
 
 
 def _digest(content: bytes) -> str:

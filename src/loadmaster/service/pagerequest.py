@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,17 +65,20 @@ class Desk:
         """The JSON object of the body. Raises :class:`ApiError`."""
         limits = msgspec.structs.replace(self.gateway.limits, max_body_bytes=most)
         check_head(request, limits)
-        return convert(parse_object(await self.content(request, limits), limits.max_depth), kind)
+        async with self.content(request, limits) as content:
+            return convert(parse_object(content, limits.max_depth), kind)
 
-    async def content(self, request: web.Request, limits: LimitSettings) -> bytes:
-        """The body as it is. Raises :class:`ApiError`: too large, too slow, too much at once."""
+    @contextlib.asynccontextmanager
+    async def content(self, request: web.Request, limits: LimitSettings) -> AsyncIterator[bytes]:
+        """The body as it is, counted as long as it is held. Raises :class:`ApiError`: too large, too slow, too much."""
         length = request.content_length
         if length is not None and length > limits.max_body_bytes:
             raise ApiError(413, "body_too_large", f"the body may have {limits.max_body_bytes:,} bytes at most")
         with Body(self.gateway.budget) as body:
             await read_body(request, body, limits)
             self.gateway.metrics.bytes_in.inc(len(body.content))
-            return bytes(body.content)
+            content, body.content = bytes(body.content), bytearray()
+            yield content
 
 
 def _path(database: str | None) -> Path | None:
