@@ -6,6 +6,7 @@ The logs of tests/data/logs are written from the message formats of the engines'
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from loadmaster.core.signatures import FAMILIES, Signature, family
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "logs"
 LOGS = sorted(FOLDER.glob("*.log"))
 NAME = re.compile(r"(?P<code>.+)-(?P<engine>vllm|sglang|lmdeploy|llamacpp)-(?P<version>[\d.]+)")
+FRAGMENTS = tomllib.loads((FOLDER.parent / "log-fragments.toml").read_text(encoding="utf-8"))["fragment"]
 ENTRIES = [entry for name in FAMILIES for entry in family(name).signature]
 
 # Causes of a launch that only a command, a directory or a machine shows, never a log.
@@ -74,6 +76,12 @@ def test_a_failed_log_is_not_called_healthy(path: Path) -> None:
     assert outcome.healthy is (False if "error" in worst else outcome.healthy)
     if outcome.healthy:
         assert path.name in REMARKS
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda item: f"{item['code']}: {item['text'].strip()[:30]}")
+def test_a_pasted_message_shows_its_cause_without_the_log_around_it(fragment: dict[str, str]) -> None:
+    found = diagnosed(fragment["text"].strip().encode() + b"\n").findings
+    assert [item.code for item in found][:1] == [fragment["code"]]
 
 
 @pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
