@@ -22,7 +22,7 @@ from loadmaster.core.downsampling import Slots
 from loadmaster.core.facts import EngineFacts
 from loadmaster.core.reconcile import Reconciliation, RunActual
 from loadmaster.core.runrecord import RunEnding, RunRecord
-from loadmaster.edge import runstore
+from loadmaster.edge import runschema, runstore
 from loadmaster.edge.readingtiers import KEEP_SECONDS, TIERS, Tiers
 from loadmaster.edge.runquery import RunObservation, RunQuery, RunsUnreadable
 from loadmaster.edge.runschema import FILE, MIGRATIONS, connect
@@ -326,6 +326,31 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
         assert query.newest(name) == _T0 + 799
         read = query.readings(name, _T0, _T0 + 800, points=800)
         assert list(read.series["a"].mean) == list(range(800))
+
+
+def test_while_another_process_holds_the_file_what_fits_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runschema, "BUSY_S", 0.05)
+    monkeypatch.setattr(runstore, "_QUEUE", 20)
+    monkeypatch.setattr(runstore, "_COMMIT_S", 0.05)
+    said: list[str] = []
+    with _store(tmp_path, said) as store:
+        store.begin_run(_record())
+        holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        store.add_values(_T0, {"a": 0.0})
+        time.sleep(0.3)  # the writer has taken it and waits
+        for second in range(1, 100):
+            store.add_values(_T0 + second, {"a": second})
+        assert store.problem is None
+        holder.execute("COMMIT")
+        holder.close()
+        deadline = time.monotonic() + 20
+        while store.query.newest("demo") is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        store.add_values(_T0 + 200, {"a": 1.0})
+    assert said == ["recording is behind: readings are left out while another process holds the file"]
+    read = RunQuery(tmp_path / FILE).readings("demo", _T0, _T0 + 300, points=300)
+    assert len(read.at) == 22  # the one in hand, twenty in the queue, and the one after
 
 
 @contextlib.contextmanager

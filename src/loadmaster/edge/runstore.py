@@ -35,6 +35,7 @@ Work = Callable[[sqlite3.Connection], Any]
 _COMMIT_S = 2.0  # what a killed process loses at most
 _QUEUE = 900  # readings of a quarter of an hour, while another process holds the file
 _ANSWER_S = 10.0
+_CLOSE_S = 4.0
 _MOST_RUNS = 200  # of a deployment; older ones go when one begins
 _MOST_FINDINGS = 2000
 
@@ -42,7 +43,8 @@ _MOST_FINDINGS = 2000
 class RunStore:
     """Writes for one deployment. ``report`` is called once, with a sentence, when recording has to stop.
 
-    Every method returns at once, but ``begin_run``, ``drop`` and ``close``, which wait for the writer, at most 10 s.
+    Every method returns at once, but ``begin_run``, ``drop`` and ``close``, which wait for the writer, some seconds at
+    most.
     Nothing raises for what a disk can do; ``problem`` says why recording is off.
     """
 
@@ -146,8 +148,8 @@ class RunStore:
         if not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
-            self._work.put(None, timeout=_ANSWER_S)
-        self._thread.join(_ANSWER_S)
+            self._work.put(None, timeout=_CLOSE_S)
+        self._thread.join(_CLOSE_S)
 
     # ------------------------------------------------------------------------------------------ the writer
 
