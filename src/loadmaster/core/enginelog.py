@@ -53,14 +53,18 @@ class Phases:
         self._order = {phase.name: place for place, phase in enumerate(self._phases)}
         self.reached: str | None = None
 
-    def begun_by(self, text: str) -> str | None:
-        """The phase that this line begins; workers that lag behind begin none again."""
+    def begun_by(self, text: str, before: str = "") -> str | None:
+        """The phase that this line begins; workers that lag behind begin none again.
+
+        ``before``: the line before, if this one is its rest.
+        """
+        joined = before + text
         here = -1 if self.reached is None else self._order[self.reached]
         for place in range(len(self._phases) - 1, here, -1):
             phase = self._phases[place]
             if phase.after is not None and 0 <= here < self._order[phase.after]:
                 continue
-            if any(part in text for part in phase.texts):
+            if any(part in text or (before and part in joined and part not in before) for part in phase.texts):
                 self.reached = phase.name
                 return phase.name
         return None
@@ -100,7 +104,12 @@ class LogReader:
         read = read_line(line)
         frames = self._tracebacks.above(read)
         match = self._matcher.match(
-            read.text, before=self._windows.before(read), phase=self.reached, frames=frames, source=read.source
+            read.text,
+            before=self._windows.before(read),
+            rest=not read.headed,
+            phase=self.reached,
+            frames=frames,
+            source=read.source,
         )
         for hit in match.hits:
             entry = hit.signature

@@ -18,6 +18,7 @@ from loadmaster.core.logarguments import is_whole, read_arguments
 from loadmaster.core.logfacts import LogFacts, LogReadings
 from loadmaster.core.logtext import LogLine
 from loadmaster.core.secrets import HIDDEN, is_secret_name
+from loadmaster.core.signatures import joined
 from loadmaster.core.tables import load_toml
 
 _UNITS = {"bytes": 1, "kib": KIB, "mib": MIB, "gib": GIB, "gb": GIB, "tib": 1024 * GIB}
@@ -122,7 +123,7 @@ class FactsReader:
         told = self._engine_and_version(line.text)
         told |= self._readings(line.text, line.speaker)
         if not told and before:
-            told = any(self._readings(before + glue + line.text, line.speaker) for glue in ("", " "))
+            told = any(self._readings(text, line.speaker) for text in joined(before, line.text))
         told |= self._backend(line.text)
         return self._printed_arguments(line.text) or told
 

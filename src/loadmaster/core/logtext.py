@@ -180,7 +180,7 @@ def _take(read: LogLine, groups: dict[str, str | None], outer: float | None) -> 
 def _without_colours(text: str) -> str:
     if "\x1b" in text or "[" in text or "\\" in text or "^" in text:
         text = _COLOUR.sub("", text)
-    return _CONTROL.sub("", text)
+    return _CONTROL.sub("", text).replace("\\_", "_")  # an underscore that Markdown was told to leave alone
 
 
 def _unpacked(text: str) -> str | None:
@@ -213,6 +213,7 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self._frames: dict[str, deque[str]] = {}
+        self._open: deque[str] | None = None  # whose last frame may go on in a line without a head
 
     def above(self, line: LogLine) -> deque[str]:
         """The frames above this line that the same process wrote, this line's own among them."""
@@ -221,8 +222,15 @@ class Tracebacks:
         frames = self._frames.setdefault(line.speaker, deque(maxlen=_FRAMES_KEPT))
         if "Traceback (most recent call last)" in line.text:
             frames.clear()
+            self._open = None
         if is_frame(line.text):
             frames.append(line.text[:_LONGEST_FRAME])
+            self._open = frames if "File " in line.text else None
+        elif self._open and line.text.strip():
+            # the rest of a broken line, or a source line that has lost its indentation
+            if not line.headed or self._open is frames:
+                self._open[-1] = f"{self._open[-1]}{line.text}"[: 2 * _LONGEST_FRAME]
+            self._open = None
         return frames
 
 

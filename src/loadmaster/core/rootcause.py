@@ -24,7 +24,7 @@ def findings_of(start: StartLog, readings: LogReadings) -> tuple[list[Seen], lis
     """What was seen that counts, the findings in their order, and what has to be said beside them."""
     notes: list[str] = []
     start.settled()
-    seen = [item for item in start.in_order() if not (item.hit.signature.stuck and start.went_on_after(item))]
+    seen = [item for item in start.in_order() if not _went_on(start, item)]
     if start.phase == SERVING:
         seen = _since_ready(seen, notes)
     kinds: dict[str, list[Seen]] = {}
@@ -44,6 +44,10 @@ def findings_of(start: StartLog, readings: LogReadings) -> tuple[list[Seen], lis
     found = _with_held(found, counting, readings)
     notes += _many_causes(causes)
     return counting, found, notes
+
+
+def _went_on(start: StartLog, item: Seen) -> bool:
+    return item.hit.signature.stuck and (start.phase == SERVING or start.went_on_after(item))
 
 
 def _since_ready(seen: Sequence[Seen], notes: list[str]) -> list[Seen]:

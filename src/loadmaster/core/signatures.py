@@ -171,11 +171,19 @@ class Matcher:
         self._longest = max((len(text) for text in by_text), default=1)
 
     def match(
-        self, text: str, *, before: str = "", phase: str | None, frames: Iterable[str], source: str = ""
+        self,
+        text: str,
+        *,
+        before: str = "",
+        rest: bool = False,
+        phase: str | None,
+        frames: Iterable[str],
+        source: str = "",
     ) -> Match:
         """``before``: what the same process wrote before; a wording may begin there, but ends in ``text``.
 
-        ``frames``: the traceback above; ``source``: the file that wrote the line, which counts as a frame.
+        ``rest``: the text goes on from there, as far as can be seen. ``frames``: the traceback above; ``source``: the
+        file that wrote the line, which counts as a frame.
         """
         new = squeezed(text)
         old = squeezed(before)[-self._longest :] if before else ""
@@ -187,13 +195,13 @@ class Matcher:
         if not found:
             return _NONE
         above = (*frames, source) if source else tuple(frames)
-        messages = (text,) if not before else (text, f"{before} {text}", before + text)
+        messages = (text,) if not before else (text, *joined(before, text))
         hits: list[Hit] = []
         waiting: list[Signature] = []
         groups: set[str] = set()
         for _, rule in sorted(found.items()):
             group = rule.signature.group
-            if (group is not None and group in groups) or not rule.holds(whole, new, phase or "", above):
+            if (group is not None and group in groups) or not rule.holds(whole if rest else new, phase or "", above):
                 continue
             values = rule.values(messages)
             if values is None:
@@ -212,7 +220,7 @@ class Matcher:
     def completed(self, signature: Signature, message: str) -> Hit | None:
         """The hit of a waiting signature, or of one with more of its numbers, now that the message is longer."""
         rule = next(rule for rule in self._rules if rule.signature is signature)
-        values = rule.values((message, message.replace("\n", " "), message.replace("\n", "")))
+        values = rule.values((message, *joined("", message)))
         return None if values is None else Hit(signature, values)
 
 
@@ -226,12 +234,12 @@ class _Rule:
         self._pattern = re.compile(signature.pattern, re.IGNORECASE) if signature.pattern else None
         self._numbers = re.compile(signature.numbers, re.IGNORECASE) if signature.numbers else None
 
-    def holds(self, whole: str, new: str, phase: str, frames: Sequence[str]) -> bool:
-        """Whether all but the pattern holds. ``whole``, ``new``: the message with and without what came before."""
+    def holds(self, text: str, phase: str, frames: Sequence[str]) -> bool:
+        """Whether all but the pattern holds. ``text``: the message as it is compared."""
         entry = self.signature
         if entry.phases and phase not in entry.phases:
             return False
-        if any(part in (new if any(text in new for text in self.texts) else whole) for part in self._unless):
+        if any(part in text for part in self._unless):
             return False
         if any(parts and not _any_in(parts, frames) for parts in (entry.frames, entry.under)):
             return False
@@ -248,6 +256,12 @@ class _Rule:
         if self._numbers is not None and (found := _first(self._numbers, messages)) is not None:
             values |= _caught(found)
         return values
+
+
+def joined(before: str, text: str) -> tuple[str, str]:
+    """A message in several lines as one: broken between words, and broken anywhere."""
+    whole = f"{before}\n{text}" if before else text
+    return whole.replace("\n", " "), whole.replace("\n", "")
 
 
 def _first(pattern: re.Pattern[str], messages: Sequence[str]) -> re.Match[str] | None:

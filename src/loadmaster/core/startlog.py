@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ _MOST_SIGNATURES = 200
 _MOST_SUSPICIOUS = 5
 _LINES_TO_GO_ON = 6
 _MOST_BELOW = 80
+_DAY = 86400
 _HALF_YEAR = 183 * 86400
 _YEAR = 366 * 86400
 _ANSWER = ' HTTP/1.1" 2'
@@ -92,6 +93,10 @@ class Seen(Struct):
         return Evidence("log", self.text[:_MOST_EVIDENCE], line=self.line, path=self.path)
 
 
+def _before(one: Seen, other: Seen) -> bool:
+    return one.at is not None and other.at is not None and 0 < other.at - one.at < _DAY
+
+
 class StartLog:
     """Takes the lines of one start. ``seen``: the signatures that held, by when they did."""
 
@@ -108,6 +113,7 @@ class StartLog:
         self._first_at: float | None = None
         self._last_at: float | None = None
         self._own_clock = False
+        self._source, self._source_lines = "", 0
         self._order = 0
         self._path: str | None = None
         self.lines = 0
@@ -138,11 +144,18 @@ class StartLog:
         at = self._time(line)
         before = self._windows.before(line)
         told = self._facts.read(line, "" if line.headed else before)
-        told |= self._phase(line, number, at)
+        told |= self._phase(line, number, at, "" if line.headed else before.rpartition("\n")[2])
         frames = self._tracebacks.above(line)
         told |= self._go_on(line, number, at)
-        match = self._matcher.match(line.text, before=before, phase=self.phase, frames=frames, source=line.source)
-        for hit in match.hits:
+        match = self._matcher.match(
+            line.text,
+            before=before,
+            rest=not line.headed,
+            phase=self.phase,
+            frames=frames,
+            source=self._source_of(line),
+        )
+        for hit in match.hits if line.headed else self._not_open(match.hits):
             self._remember(hit, line, number, at, before)
         self._open += [(signature, line, _LINES_TO_GO_ON) for signature in match.waiting]
         told |= bool(match.hits or match.waiting)
@@ -162,8 +175,14 @@ class StartLog:
         return bool(self._open) or self._facts.expects_more
 
     def in_order(self) -> list[Seen]:
-        """By time, and where lines have none, as they came."""
-        return sorted(self._seen.values(), key=lambda seen: (seen.at if seen.at is not None else 0.0, seen.order))
+        """By time within a day, else as they came: clocks of several machines and logs put together differ by more."""
+        found: list[Seen] = []
+        for seen in sorted(self._seen.values(), key=lambda seen: seen.order):
+            place = len(found)
+            while place and _before(seen, found[place - 1]):
+                place -= 1
+            found.insert(place, seen)
+        return found
 
     def settled(self) -> None:
         """Nothing more comes: what was told apart without a traceback above is looked at with that below."""
@@ -192,17 +211,25 @@ class StartLog:
             reached = "served"
         return replace(self._facts.facts(), phases=tuple(self._phase_times()), reached=reached)
 
-    def _phase(self, line: LogLine, number: int, at: float | None) -> bool:
+    def _phase(self, line: LogLine, number: int, at: float | None, before: str) -> bool:
         name = _GRAMMARS[self._facts.engine or "vllm"]
         if name != self._phases.name:
             self._phases = Phases(name)
-        begun = self._phases.begun_by(line.text)
-        if begun is None and not self.answered and _ANSWER in line.text and _ANSWERED.search(line.text):
+        begun = self._phases.begun_by(line.text, before)
+        if begun is None and not self.answered and _ANSWERED.search(f"{before}{line.text}"):
             self.answered = True
             begun = None if self.phase == SERVING else self._phases.to_last()
         if begun is not None:
             self._phase_lines.append((begun, number, at))
         return begun is not None
+
+    def _source_of(self, line: LogLine) -> str:
+        """The file that wrote the line, or the one that it may be the rest of."""
+        if line.headed:
+            self._source, self._source_lines = line.source, _LINES_TO_GO_ON
+        elif self._source_lines:
+            self._source_lines -= 1
+        return self._source if self._source_lines else ""
 
     def _time(self, line: LogLine) -> float | None:
         """The line's time, else that of the line before; the engine's own clock where it has one."""
@@ -218,6 +245,11 @@ class StartLog:
             if self._first_at is None:
                 self._first_at = at
         return at if at is not None else self._last_at
+
+    def _not_open(self, hits: Iterable[Hit]) -> list[Hit]:
+        """Without those of a message that goes on in this line and was told apart by its beginning."""
+        groups = {item.hit.signature.group for item, _, _ in self._open if isinstance(item, Seen)} - {None}
+        return [hit for hit in hits if hit.signature.group not in groups]
 
     def _remember(self, hit: Hit, line: LogLine, number: int, at: float | None, before: str) -> None:
         key = (id(hit.signature), line.speaker if hit.signature.kind == "cause" else "")
