@@ -69,7 +69,7 @@ class PageAnswers:
 
     def attach(self, app: web.Application) -> None:
         app.router.add_post("/api/conversations/{id}/answer", self.ask)
-        app.router.add_get("/api/conversations/{id}/answer", self.follow)
+        app.router.add_get("/api/conversations/{id}/answer", self.follow, allow_head=False)
         app.router.add_post("/api/conversations/{id}/stop", self.stop)
         app.router.add_post("/api/answer", self.ask_once)
 

@@ -69,7 +69,7 @@ class PageConversations:
         router.add_get("/api/conversations/{id}", self.get)
         router.add_patch("/api/conversations/{id}", self.change)
         router.add_delete("/api/conversations/{id}", self.delete)
-        router.add_get("/api/conversations/{id}/export", self.export)
+        router.add_get("/api/conversations/{id}/export", self.export, allow_head=False)
         router.add_put("/api/conversations/{id}/messages/{message}", self.edit)
         router.add_put("/api/pictures/{sha256}", self.put_picture)
         router.add_get("/api/pictures/{sha256}", self.picture)

@@ -108,7 +108,7 @@ class PageEvents:
         self._lines: deque[str] = deque(maxlen=_LINES_AT_FIRST)
 
     def attach(self, app: web.Application) -> None:
-        app.router.add_get("/api/events", self.events)
+        app.router.add_get("/api/events", self.events, allow_head=False)
         app.router.add_get("/api/history", self.history)
         app.router.add_get("/api/log", self.log)
         app.router.add_post("/api/verify", self.verify)
