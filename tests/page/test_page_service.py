@@ -181,7 +181,7 @@ def test_the_panel_tells_plan_state_log_and_checklist(scripted_engine: Served, l
 
 
 def test_a_full_queue_keeps_the_question_and_waiting_shows_the_place(scripted_engine: Served, look: Look) -> None:
-    scripted_engine.fake(tps=4.0, tokens=60)
+    scripted_engine.fake(tps=4.0, tokens=2000)
     try:
         with look(address(scripted_engine)) as (first, _), look(address(scripted_engine)) as (second, _):
             ask(first, "holds the only place")
@@ -228,10 +228,10 @@ def test_a_key_opens_its_own_conversations_only(tmp_path: Path, look: Look) -> N
         secret[name] = next(word for word in done.stdout.split() if len(word) > 20)
     with deployed(home, fake=("--tps", "100"), keys=keys) as one, look(address(one)) as (page, watched):
         watched.expected = ["401"]
-        page.get_by_label("Key").fill("not-a-key")
+        page.get_by_role("textbox", name="Key").fill("not-a-key")
         page.get_by_role("button", name="Open").click()
         expect(page.get_by_role("alert")).to_contain_text("This key is not valid here.")
-        page.get_by_label("Key").fill(secret["mia"])
+        page.get_by_role("textbox", name="Key").fill(secret["mia"])
         page.get_by_role("button", name="Open").click()
         ask(page, "only for mia")
         whole(page)
@@ -241,7 +241,7 @@ def test_a_key_opens_its_own_conversations_only(tmp_path: Path, look: Look) -> N
         expect(page.locator(".entry")).to_have_count(1)
         page.get_by_role("button", name="Settings").click()
         page.get_by_role("button", name="Sign out").click()
-        page.get_by_label("Key").fill(secret["tom"])
+        page.get_by_role("textbox", name="Key").fill(secret["tom"])
         page.get_by_role("button", name="Open").click()
         expect(page.locator(".list .empty")).to_be_visible()
 

@@ -89,11 +89,14 @@ function Chart({ chart }) {
       data(chart),
       root.current,
     );
-    const fit = new ResizeObserver(() => plot.current.setSize({ width: root.current.clientWidth, height: HEIGHT }));
-    fit.observe(root.current);
+    const place = root.current;
+    const drawn = plot.current;
+    const fit = new ResizeObserver(() => place.clientWidth > 0 && drawn.setSize({ width: place.clientWidth, height: HEIGHT }));
+    fit.observe(place);
     return () => {
       fit.disconnect();
-      plot.current.destroy();
+      plot.current = null;
+      drawn.destroy();
     };
   }, []);
   useEffect(() => plot.current?.setData(data(chart)));

@@ -5,6 +5,7 @@ import DOMPurify from "../vendor/purify.js";
 import { t } from "./i18n.js";
 
 const LONG_TAIL = 3000; // characters of an unfinished block from which its finished part is drawn for good
+const PIECE = 2000; // characters that are taken in one frame, so that a burst or a slow machine delays no frame for long
 const WHOLE_BLOCK = 6000; // a longer block is drawn in pieces even when it is whole
 const TAGS = [
   "p", "br", "hr", "em", "strong", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a", "span", "div",
@@ -141,16 +142,22 @@ function split(token) {
   return null;
 }
 
-/** Draws into ``root`` what ``update`` is given; each call passes the whole text so far. */
+/** Draws into ``root`` what ``update`` is given; each call passes the whole text so far. Long texts take some frames. */
 export class MarkdownView {
   constructor(root) {
     this.root = root;
+    this.frame = 0;
     this.clear();
   }
 
   clear() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
     this.root.replaceChildren();
-    this.text = "";
+    this.text = ""; // what is drawn
+    this.target = ""; // what is to be drawn
+    this.done = false;
+    this.again = false;
     this.frozen = 0; // characters that are drawn for good
     this.rest = ""; // what stands for the text after them: may repeat a table's head or a code's fence
     this.joined = null; // kind of block that the next finished piece goes on with
@@ -165,10 +172,28 @@ export class MarkdownView {
   update(text, done = false) {
     if (text.includes("\r")) text = text.replaceAll("\r", ""); // the lexer counts lines that end in \n alone
     if (!text.startsWith(this.text)) this.clear();
-    this.rest += text.slice(this.text.length);
-    this.text = text;
-    this.advance(done);
-    if (done && this.defined) this.again();
+    this.target = text;
+    this.done = done;
+    if (!this.frame) this.step();
+  }
+
+  /** Draw all that is left, now. */
+  flush() {
+    while (this.frame) {
+      cancelAnimationFrame(this.frame);
+      this.step();
+    }
+  }
+
+  step() {
+    this.frame = 0;
+    const piece = this.target.slice(this.text.length, this.text.length + PIECE);
+    this.text += piece;
+    this.rest += piece;
+    const whole = this.text.length === this.target.length;
+    this.advance(whole && this.done);
+    if (whole && this.done && this.defined && !this.again) this.restart();
+    else if (!whole) this.frame = requestAnimationFrame(() => this.step());
   }
 
   lex(source) {
@@ -280,14 +305,12 @@ export class MarkdownView {
     return true;
   }
 
-  /** Links that were defined below their use: drawn once more at the end. */
-  again() {
-    const { text, links } = this;
+  /** Links that were defined below their use: all is drawn once more at the end. */
+  restart() {
+    const { target, links } = this;
     this.clear();
-    this.links = links;
-    this.text = text;
-    this.rest = text;
-    this.advance(true);
+    Object.assign(this, { target, links, done: true, again: true });
+    this.step();
   }
 }
 
