@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -301,7 +301,6 @@ class _Screen(_Outlet):
 
         self._console = Console(highlight=False, no_color=terminal_paint_is_plain())
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
-        self._text: Callable[[str], Any] | None = None
 
     def __enter__(self) -> _Outlet:
         self._live.__enter__()
@@ -316,7 +315,8 @@ class _Screen(_Outlet):
         from loadmaster.render.watch import watch_text
 
         width = min(self._console.width, _WIDEST)
-        self._live.update(Text.from_ansi(watch_text(self.view, width, terminal_paint()), no_wrap=True), refresh=True)
+        text = watch_text(self.view, width, terminal_paint(), self._console.height - 1)
+        self._live.update(Text.from_ansi(text, no_wrap=True), refresh=True)
 
 
 def terminal_paint_is_plain() -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from msgspec import Struct
 from loadmaster.core.alerts import AlertChange
 from loadmaster.core.facts import Finding
 from loadmaster.core.observation import CardReading, EngineReading, Snapshot
+from loadmaster.core.tables import load_toml
 from loadmaster.core.watchlimits import CardLimits
 from loadmaster.core.watchview import WatchView
 from loadmaster.render.lines import wrap
@@ -20,23 +23,30 @@ from loadmaster.render.status import duration
 from loadmaster.render.units import UNKNOWN, bare_gib, count, gib, size
 from loadmaster.render.visible import visible
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL = 9
 _SEVERITY = {"error": ("bold", "red"), "warning": ("bold", "yellow"), "note": ("bold", "blue")}
 _STATES = {"ready": ("bold", "green"), "stuck": ("bold", "red"), "failed": ("bold", "red"), "exited": ("bold", "red")}
 _USED, _OTHERS, _LEFT, _RESERVED = "█", "▓", "·", "/"
 # what the plan's lines and the highest reading look like in the bar
 _REST, _SERVING, _BOUND, _REACHED = "╎", "│", "┃", "▴"
-_WIDE = 110
+_MARK_STYLES = {_BOUND: ("bold", "red"), _REACHED: ("bold",)}
 
 
-def watch_text(view: WatchView, width: int = 80, paint: Paint = plain) -> str:
-    """The whole view, of a few lines a card."""
+def watch_text(view: WatchView, width: int = 80, paint: Paint = plain, height: int | None = None) -> str:
+    """The whole view, of a few lines a card; of one line a card where ``height`` lines do not hold it."""
     snapshot = view.latest
     if snapshot is None:
         return "nothing was read yet"
-    blocks = [_head(view, snapshot, width, paint)]
-    for card in snapshot.cards or ():
-        blocks.append(_card(view, card, width, paint))
+    cards = [_card(view, card, width, paint) for card in snapshot.cards or ()]
+    text = _joined(view, snapshot, cards, width, paint)
+    if height is None or not cards or text.count("\n") < height:
+        return text
+    return _joined(view, snapshot, [_short_cards(view, snapshot.cards or (), width, paint)], width, paint)
+
+
+def _joined(view: WatchView, snapshot: Snapshot, cards: list[list[str]], width: int, paint: Paint) -> str:
+    blocks = [_head(view, snapshot, width, paint), *cards]
     if snapshot.engine is not None:
         blocks.append(_engine(view, snapshot.engine, width, paint))
     alerts = _alerts(view, snapshot.at, width, paint)
@@ -80,25 +90,64 @@ def _card(view: WatchView, card: CardReading, width: int, paint: Paint) -> list[
     gap = " " * max(2, width - len(title) - 2 - len(shown) - len(facts))
     lines = [f"{paint(title, 'bold')}  {shown}{gap}{facts}"]
     if card.throttle_reasons:
-        lines += wrap(f"held back: {', '.join(card.throttle_reasons)}", width, " " * (_LABEL + 2))
+        lines += wrap("; ".join(map(_throttle_words, card.throttle_reasons)), width, " " * (_LABEL + 2))
     lines += _memory(card, limit, view.reached.get(card.index), width, paint)
     lines += _work(card, width, paint)
     return lines
 
 
+def _short_cards(view: WatchView, cards: Sequence[CardReading], width: int, paint: Paint) -> list[str]:
+    """A line a card, and what the plan's lines mean under the last."""
+    lines = []
+    for card in cards:
+        limit = view.limits.card(card.index)
+        total, used = card.total_bytes, card.used_bytes
+        facts = [f"{card.utilization:>4.0%}" if card.utilization is not None else ""]
+        facts.append(f"{card.temperature_c:>3.0f} °C" if card.temperature_c is not None else "")
+        facts.append("held back" if any(name in _alerting() for name in card.throttle_reasons or ()) else "")
+        end = "  ".join(filter(None, facts))
+        if not total or used is None:
+            lines.append(_row(f"GPU {card.index}", f"memory {UNKNOWN}  {end}".rstrip()))
+            continue
+        figures = f"{bare_gib(used, 1):>5} of {gib(total, 1)}  {end}".rstrip()
+        room = max(12, width - _LABEL - 4 - len(figures))
+        bar = _bar(
+            card, total, used, card.reserved_bytes or 0, _marks(limit), view.reached.get(card.index), room, paint
+        )
+        lines.append(_row(f"GPU {card.index}", f"{bar}  {figures}"))
+    if view.limits.cards:
+        lines.append(_row("plan", f"{_REST} at rest   {_SERVING} serving   {_BOUND} at most   {_REACHED} reached"))
+    return lines
+
+
+@cache
+def _throttle_table() -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in load_toml("throttle-reasons.toml")["reason"]}
+
+
+def _throttle_words(name: str) -> str:
+    row = _throttle_table().get(name)
+    return visible(name) if row is None else str(row["words"])
+
+
+@cache
+def _alerting() -> frozenset[str]:
+    return frozenset(name for name, row in _throttle_table().items() if row["alert"])
+
+
 def _memory(card: CardReading, limit: CardLimits | None, reached: int | None, width: int, paint: Paint) -> list[str]:
     total, used = card.total_bytes, card.used_bytes
-    if total is None or used is None:
+    if not total or used is None:
         return [_row("memory", UNKNOWN)]
     left = card.free_bytes if card.free_bytes is not None else total - used - (card.reserved_bytes or 0)
     figures = f"{bare_gib(used)} of {gib(total)}, {size(left)} left"
     room = width - _LABEL - 4 - len(figures)
     reserved = card.reserved_bytes or 0
-    marks: list[tuple[int, str]] = []
+    room = max(16, room)
+    lines = [_row("memory", f"{_painted(_bar(card, total, used, reserved, room), paint)}  {figures}")]
     if limit is not None:
-        marks = [(limit.serving_high_bytes, _BOUND), (limit.serving_bytes, _SERVING), (limit.steady_bytes, _REST)]
-    bar = _bar(card, total, used, reserved, marks, reached, max(16, room), paint)
-    lines = [_row("memory", f"{bar}  {figures}")]
+        marks = _marks(limit, reached, total, room)
+        lines.append(_row("", _painted([marks.get(cell, (" ", ())) for cell in range(max(marks) + 1)], paint)))
     said = []
     if limit is not None:
         said = [
@@ -116,23 +165,11 @@ def _memory(card: CardReading, limit: CardLimits | None, reached: int | None, wi
     return lines
 
 
-def _bar(
-    card: CardReading,
-    total: int,
-    used: int,
-    reserved: int,
-    marks: Sequence[tuple[int, str]],
-    reached: int | None,
-    width: int,
-    paint: Paint,
-) -> str:
-    """Used by the engine, by others, left, and what the driver keeps; the plan's lines stand in it."""
+def _bar(card: CardReading, total: int, used: int, reserved: int, width: int) -> list[tuple[str, tuple[str, ...]]]:
+    """Cells: used by the engine, by others, left, and what the driver keeps."""
     others = sum(process.used_bytes or 0 for process in card.processes or () if process.own is False)
-
-    def place(amount: int) -> int:
-        return min(width, max(0, round(amount / total * width)))
-
-    full, foreign, end = place(used), place(max(0, used - others)), place(total - reserved)
+    full, end = _place(used, total, width), _place(total - reserved, total, width)
+    foreign = _place(max(0, used - others), total, width)
     cells: list[tuple[str, tuple[str, ...]]] = []
     for cell in range(width):
         if cell < foreign:
@@ -143,16 +180,36 @@ def _bar(
             cells.append((_LEFT, ("dim",)))
         else:
             cells.append((_RESERVED, ("dim",)))
-    if reached is not None and place(reached) < width and place(reached) > full:
-        cells[place(reached)] = (_REACHED, ("bold",))
-    taken: set[int] = set()
+    return cells
+
+
+def _place(amount: int, total: int, width: int) -> int:
+    return min(width, max(0, round(amount / total * width)))
+
+
+def _marks(
+    limit: CardLimits | None, reached: int | None, total: int, width: int
+) -> dict[int, tuple[str, tuple[str, ...]]]:
+    """Cell → mark: the last cell of what each line allows. Those that fall together stand side by side."""
+    marks: list[tuple[int, str]] = []
+    if limit is not None:
+        marks = [(limit.serving_high_bytes, _BOUND), (limit.serving_bytes, _SERVING), (limit.steady_bytes, _REST)]
+    if reached is not None:
+        marks.append((reached, _REACHED))
+    # from the right, so that their order stays
+    marks.sort(key=lambda mark: mark[0], reverse=True)
+    found: dict[int, tuple[str, tuple[str, ...]]] = {}
+    free = width - 1
     for amount, mark in marks:
-        # a line stands at the end of what it allows; two that fall together stand side by side
-        cell = min(width - 1, place(amount))
-        while cell in taken and cell > 0:
-            cell -= 1
-        taken.add(cell)
-        cells[cell] = (mark, ("bold", "red") if mark == _BOUND else ("bold", "yellow"))
+        cell = min(free, max(0, _place(amount, total, width) - 1))
+        if cell < 0:
+            break
+        found[cell] = (mark, _MARK_STYLES.get(mark, ("bold", "yellow")))
+        free = cell - 1
+    return found
+
+
+def _painted(cells: Sequence[tuple[str, tuple[str, ...]]], paint: Paint) -> str:
     return "".join(paint(letter, *styles) for letter, styles in cells)
 
 
@@ -168,7 +225,7 @@ def _work(card: CardReading, width: int, paint: Paint) -> list[str]:
         said.append(paint(f"{card.ecc_uncorrected} uncorrectable ECC errors", "bold", "red"))
     if card.xid:
         said.append(paint(f"Xid {', '.join(map(str, card.xid[-4:]))}", "bold", "red"))
-    return [_row("busy", "   ".join(said))]
+    return _fold("busy", said, width)
 
 
 def _degrees(card: CardReading) -> str:
@@ -207,7 +264,7 @@ def _engine(view: WatchView, engine: EngineReading, width: int, paint: Paint) ->
             cache.append(f"{count(round(usage * tokens))} of {count(tokens)} tokens")
         if engine.preemptions:
             cache.append(f"{count(engine.preemptions)} preemptions")
-        lines.append(_row("cache", "   ".join(cache)))
+        lines += _fold("cache", cache, width)
     rates = view.rates
     tokens_now = [
         f"{rate:,.0f} {word} a second"
@@ -296,7 +353,7 @@ def _fold(label: str, said: Sequence[str], width: int) -> list[str]:
     row = ""
     for piece in said:
         longer = f"{row}   {piece}" if row else piece
-        if row and len(longer) > width - _LABEL - 2:
+        if row and len(_COLOUR.sub("", longer)) > width - _LABEL - 2:
             lines.append(_row("" if lines else label, row))
             row = piece
         else:
