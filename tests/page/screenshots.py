@@ -1,11 +1,14 @@
-"""Every state of the page as a picture, to be looked at: ``scripts/screenshots FOLDER``."""
+"""Every state of the page as a picture, to be looked at: ``scripts/screenshots [FOLDER] [STATE ...]``.
+
+``scripts/screenshots --readme`` draws the four that the README shows into docs/images.
+"""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,6 +235,12 @@ SHOTS: dict[str, Shot] = {
     "panel-log": Shot(_with(), _panel("log")),
     "panel-check": Shot(_with(steps=STEPS), _panel("check")),
 }  # fmt: skip
+README = {
+    "page-chat": ("talk", "en", "light", "desktop"),
+    "page-live": ("panel-live", "zh", "dark", "desktop"),
+    "page-down": ("down", "en", "light", "desktop"),
+    "page-phone": ("thinking", "zh", "dark", "phone"),
+}
 LOG = [
     "(APIServer pid=4363) INFO 11-30 20:17:45 [api_utils.py:273] non-default args: {'model': 'Qwen3.5-35B-A3B-AWQ-4bit', 'tensor_parallel_size': 2}",
     "(Worker_TP0 pid=4365) INFO 11-30 20:17:52 [gpu_model_runner.py:5255] Model loading took 11.30 GiB memory and 7.0 seconds",
@@ -260,24 +269,37 @@ def draw(browser: Browser, folder: Path, name: str, shot: Shot, language: str, t
             context.close()
 
 
-def main(folder: Path, only: list[str]) -> None:
+def readme(browser: Browser, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (shot, language, theme, device) in README.items():
+        draw(browser, folder, name, SHOTS[shot], language, theme, device)
+        drawn = folder / f"{name}-{language}-{theme}-{device}.png"
+        with Image.open(drawn) as image:
+            image.save(folder / f"{name}.webp", quality=82, method=6)
+        drawn.unlink()
+
+
+def every(browser: Browser, folder: Path, only: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, shot in SHOTS.items():
+        if only and name not in only:
+            continue
+        for language, theme, device in itertools.product(LOCALES, ("light", "dark"), DEVICES):
+            draw(browser, folder, name, shot, language, theme, device)
+
+
+def main(words: list[str]) -> None:
     path = chromium()
     if path is None:
         sys.exit("screenshots need Chromium\nhint: apt-get install --no-install-recommends chromium fonts-noto-cjk")
-    folder.mkdir(parents=True, exist_ok=True)
-    _begun, count = time.monotonic(), 0
     with sync_playwright() as playwright:
         browser = launched(playwright, path)
-        for name, shot in SHOTS.items():
-            if only and name not in only:
-                continue
-            for language in LOCALES:
-                for theme in ("light", "dark"):
-                    for device in DEVICES:
-                        draw(browser, folder, name, shot, language, theme, device)
-                        count += 1
+        if words[0] == "--readme":
+            readme(browser, Path(__file__).parents[2] / "docs" / "images")
+        else:
+            every(browser, Path(words[0]), words[1:])
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])
