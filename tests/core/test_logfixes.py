@@ -35,7 +35,11 @@ FREE = (
     "ValueError: Free memory on device cuda:0 ({free}/23.52 GiB) on startup is less than desired GPU memory "
     "utilization ({share}, {wanted} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
 )
-FULL_CARD = {"card_total_bytes": round(23.52 * GIB), "card_free_bytes": 128 * MIB, "in_use_bytes": round(23.39 * GIB)}
+FULL_CARD: dict[str, Any] = {
+    "card_total_bytes": round(23.52 * GIB),
+    "card_free_bytes": 128 * MIB,
+    "in_use_bytes": round(23.39 * GIB),
+}
 WEIGHTS = (round(11.28 * GIB),) * 2
 
 
@@ -82,7 +86,7 @@ def test_the_context_by_bytes_a_token_where_the_engine_estimates_none() -> None:
 def test_a_larger_share_is_sure_only_where_the_log_says_that_it_was_free() -> None:
     message = CONTEXT.format(length=32768, needed="6.00", available="4.10", estimate="")
     command = f"{UNKNOWN} --gpu-memory-utilization 0.8"
-    card = {"total_bytes": size(24)}
+    card: dict[str, Any] = {"total_bytes": size(24)}
     told = fixes_of(shown("context-exceeds-kv", message, command, free_bytes=size(23.6), **card))
     untold = fixes_of(shown("context-exceeds-kv", message, command, **card))
     wanted = ("--gpu-memory-utilization", "0.88")
@@ -168,7 +172,7 @@ CAUSES: dict[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("code", CAUSES)
 def test_a_fix_that_was_planned_again_holds_in_a_plan_of_its_own(code: str) -> None:
     command, flag, readings = CAUSES[code]
-    card = {} if "model_loading_bytes" in readings else {**FULL_CARD, "model_loading_bytes": WEIGHTS}
+    card: dict[str, Any] = {} if "model_loading_bytes" in readings else {**FULL_CARD, "model_loading_bytes": WEIGHTS}
     gpus = [
         GpuFacts(index=index, total_bytes=round(23.52 * GIB)) for index in range(2 if command.startswith(AWQ) else 1)
     ]

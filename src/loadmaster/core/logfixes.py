@@ -149,9 +149,9 @@ def _replanned(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
         if cards is None:
             return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
         size = cards[0].total_bytes
-        found, note = _replanned(structs.replace(case, gpus=cards), remedy)
+        sized, note = _replanned(structs.replace(case, gpus=cards), remedy)
         words = f"the cards are taken to have about {gib(size)}, to which weights, cache and share in the log add up"
-        return found, words if note is None else f"{note}; {words}"
+        return sized, words if note is None else f"{note}; {words}"
     if case.finding.code in _BY_FREE_MEMORY:
         return _beside_others(case, remedy)
     given = Case(case.model, case.gpus, case.launch, case.engine)
