@@ -52,7 +52,7 @@ def cards(pids: list[int], folder: Path, port: int) -> Callable[[], None]:
 
     def second() -> None:
         now = time.time()
-        alerts.step(Snapshot(at=now, cards=sampler.read(now)))
+        alerts.step(Snapshot(at=now, cards=sampler.read()))
 
     return second
 

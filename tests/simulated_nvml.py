@@ -6,6 +6,7 @@ What a card lacks answers as a real one does, with NVML's error numbers. ``calls
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +40,8 @@ class SimulatedCard:
         self.memory_clock: int | None = 10501
         self.reasons: int | None = 0
         self.ecc: int | None = None
-        self.tx: int | None = 0
-        self.rx: int = 0
+        self.tx: float | None = 40e6  # bytes a second, as the counters grow
+        self.rx: float = 80e6
         self.throughput: tuple[int, int] | None = (40_000, 80_000)  # KiB/s sent, received
         self.links: list[int] | None = None
         self.events: list[int] | None = []
@@ -129,9 +130,10 @@ class SimulatedNvml:
         assert fields == [197, 198]
         if card.tx is None:
             return [SimpleNamespace(nvmlReturn=NOT_SUPPORTED) for _ in fields]
+        now = time.monotonic()
         return [
-            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=_told(card, amount)))
-            for amount in (card.tx, card.rx)
+            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=int(_told(card, rate) * now) % (1 << 32)))
+            for rate in (card.tx, card.rx)
         ]
 
     def nvmlDeviceGetPcieThroughput(self, card: SimulatedCard, way: int) -> Any:  # noqa: N802

@@ -124,7 +124,7 @@ def test_an_engine_that_loads_and_a_card_that_tells_little() -> None:
     assert watch_text(viewed(seen, limits=WatchLimits()), 80) == snapshot("""\
 vision  loading (weights) for 1 min 15 s                                14:13:20
 
-GPU 0  NVIDIA \\x1b[31mGPU                                                       \n\
+GPU 0  NVIDIA \\x1b[31mGPU
   memory   unknown
   busy     unknown
 
@@ -140,8 +140,8 @@ def test_a_line_a_card_where_the_terminal_is_low() -> None:
     assert text == snapshot("""\
 vision  ready for 10 min 1 s                                            14:13:21
 
-  GPU 0    ████████████████████████████████╎│┃·   21.0 of 24.0 GiB   80%   66 °C
-  GPU 1    ████████████████████████████████╎│┃·   21.0 of 24.0 GiB   80%   66 °C
+  GPU 0    ███████████████████████████████╎│┃··   21.0 of 24.0 GiB   80%   66 °C
+  GPU 1    ███████████████████████████████╎│┃··   21.0 of 24.0 GiB   80%   66 °C
   GPU 2    ████████████████████████████████····   21.0 of 24.0 GiB   80%   66 °C
   GPU 3    ████████████████████████████████····   21.0 of 24.0 GiB   80%   66 °C
   GPU 4    ████████████████████████████████····   21.0 of 24.0 GiB   80%   66 °C

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0
 _UNCORRECTED, _SINCE_BOOT = 1, 0
 _PCIE_TX, _PCIE_RX = 197, 198  # fields: bytes so far
 _MHZ = 1_000_000
+_SAMPLE_S = 0.04  # full counters only beyond 100 GB/s
 _MOST_LINKS = 18
 _MOST_EVENTS = 64
 _MOST_XIDS = 256
@@ -50,14 +52,14 @@ class CardSampler:
         self._turn = 0
         self.problem: str | None = "the cards were not looked at yet"
 
-    def read(self, now: float) -> tuple[CardReading, ...] | None:
+    def read(self) -> tuple[CardReading, ...] | None:
         """All cards; None when there is no driver or no card. Whose a process is, is not told here."""
         if self._cards is None and not self._open():
             return None
         self._take_events()
         cards = self._cards or []
         self._turn += 1
-        readings = tuple(card.read(now, self._name, measure=self._turn % len(cards) == card.index) for card in cards)
+        readings = tuple(card.read(self._name, measure=self._turn % len(cards) == card.index) for card in cards)
         self._names = {pid: name for pid, name in self._names.items() if any(pid in card.pids for card in cards)}
         lost = [card.index for card in cards if card.lost]
         self.problem = f"card {lost[0]} does not answer: the driver has lost it" if lost else None
@@ -139,7 +141,6 @@ class _Card:
         self.pids: set[int] = set()
         self.lost = False
         self._unsupported: set[str] = set()
-        self._pcie: tuple[float, int, int] | None = None
         self._throughput: tuple[int | None, int | None] = (None, None)
         self._has_fields = hasattr(library, "nvmlDeviceGetFieldValues")
         self.uuid = _text(self._ask("nvmlDeviceGetUUID"))
@@ -155,7 +156,7 @@ class _Card:
         self._memory_version = getattr(library, "nvmlMemory_v2", None)
         self.nvlink = self._nvlink()
 
-    def read(self, now: float, name_of: Callable[[int], str | None], *, measure: bool) -> CardReading:
+    def read(self, name_of: Callable[[int], str | None], *, measure: bool) -> CardReading:
         """``measure``: it is this card's turn for what takes the driver a while."""
         ask = self._ask
         self.lost = False
@@ -164,7 +165,7 @@ class _Card:
         power, limit = _count(ask("nvmlDeviceGetPowerUsage")), _count(ask("nvmlDeviceGetEnforcedPowerLimit"))
         sm = _count(ask("nvmlDeviceGetClockInfo", _CLOCK_SM))
         memory = _count(ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY))
-        received, sent = self._traffic(now) if self._has_fields else self._measured_traffic(measure)
+        received, sent = self._traffic(measure)
         return CardReading(
             index=self.index,
             uuid=self.uuid,
@@ -222,29 +223,38 @@ class _Card:
         bits = None if self._reasons is None else _count(self._ask(self._reasons))
         return None if bits is None else tuple(name for bit, name in _throttle_reasons() if bits & bit)
 
-    def _traffic(self, now: float) -> tuple[int | None, int | None]:
-        """Bytes a second received and sent over PCIe since the last look, from the card's counters."""
+    def _traffic(self, measure: bool) -> tuple[int | None, int | None]:
+        """Bytes a second received and sent over PCIe, in a sample of some milliseconds when it was measured last.
+
+        The card's counters have 32 bits: they are full after a fraction of a second of heavy traffic, so the growth
+        over a whole second says nothing. Where there are none the driver's own call samples for 20 ms each way.
+        """
+        if not measure:
+            return self._throughput
+        if self._has_fields:
+            first = self._counters()
+            if first is not None:
+                time.sleep(_SAMPLE_S)
+                last = self._counters()
+                self._throughput = (None, None) if last is None else _rates(first, last)
+                return self._throughput
+        sent, received = (_count(self._ask("nvmlDeviceGetPcieThroughput", way)) for way in (0, 1))
+        self._throughput = (_kib(received), _kib(sent))
+        return self._throughput
+
+    def _counters(self) -> tuple[float, int, int] | None:
+        """When, bytes received and bytes sent so far, modulo 2^32."""
         fields = self._ask("nvmlDeviceGetFieldValues", [_PCIE_TX, _PCIE_RX])
+        now = time.monotonic()
         try:
             sent, received = fields
             if sent.nvmlReturn or received.nvmlReturn:
                 self._has_fields = sent.nvmlReturn not in _NOT_SUPPORTED
-                return None, None
-            tx, rx = int(sent.value.ullVal), int(received.value.ullVal)
+                return None
+            return now, int(received.value.ullVal), int(sent.value.ullVal)
         except (TypeError, ValueError, AttributeError):
-            return None, None
-        before, self._pcie = self._pcie, (now, rx, tx)
-        if before is None or now <= before[0] or rx < before[1] or tx < before[2]:
-            return None, None
-        passed = now - before[0]
-        return round((rx - before[1]) / passed), round((tx - before[2]) / passed)
-
-    def _measured_traffic(self, measure: bool) -> tuple[int | None, int | None]:
-        """The same where a card has no counters: the driver then measures for 20 ms each, so cards take turns."""
-        if measure:
-            sent, received = (_count(self._ask("nvmlDeviceGetPcieThroughput", way)) for way in (0, 1))
-            self._throughput = (_kib(received), _kib(sent))
-        return self._throughput
+            self._has_fields = False
+            return None
 
     def _processes(self, name_of: Callable[[int], str | None]) -> tuple[ProcessReading, ...] | None:
         found: dict[int, ProcessReading] = {}
@@ -286,6 +296,12 @@ def _text(value: Any) -> str | None:
 def _count(value: Any) -> int | None:
     """A non-negative integer, or None (NVML's "not available" is all ones)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def _rates(first: tuple[float, int, int], last: tuple[float, int, int]) -> tuple[int, int]:
+    passed = max(1e-3, last[0] - first[0])
+    received, sent = ((after - before) % (1 << 32) for before, after in zip(first[1:], last[1:]))
+    return round(received / passed), round(sent / passed)
 
 
 def _kib(count: int | None) -> int | None:

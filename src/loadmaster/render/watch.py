@@ -88,7 +88,7 @@ def _card(view: WatchView, card: CardReading, width: int, paint: Paint) -> list[
     room = width - len(title) - len(facts) - 4
     shown = name if len(name) <= room else name[: max(0, room - 1)] + "…"
     gap = " " * max(2, width - len(title) - 2 - len(shown) - len(facts))
-    lines = [f"{paint(title, 'bold')}  {shown}{gap}{facts}"]
+    lines = [f"{paint(title, 'bold')}  {shown}{gap}{facts}".rstrip()]
     if card.throttle_reasons:
         lines += wrap("; ".join(map(_throttle_words, card.throttle_reasons)), width, " " * (_LABEL + 2))
     lines += _memory(card, limit, view.reached.get(card.index), width, paint)
@@ -111,9 +111,11 @@ def _short_cards(view: WatchView, cards: Sequence[CardReading], width: int, pain
             continue
         figures = f"{bare_gib(used, 1):>5} of {gib(total, 1)}  {end}".rstrip()
         room = max(12, width - _LABEL - 4 - len(figures))
-        bar = _bar(
-            card, total, used, card.reserved_bytes or 0, _marks(limit), view.reached.get(card.index), room, paint
-        )
+        cells = _bar(card, total, used, card.reserved_bytes or 0, room)
+        for cell, mark in _marks(limit, view.reached.get(card.index), total, room).items():
+            if mark[0] != _REACHED or cells[cell][0] == _LEFT:
+                cells[cell] = mark
+        bar = _painted(cells, paint)
         lines.append(_row(f"GPU {card.index}", f"{bar}  {figures}"))
     if view.limits.cards:
         lines.append(_row("plan", f"{_REST} at rest   {_SERVING} serving   {_BOUND} at most   {_REACHED} reached"))

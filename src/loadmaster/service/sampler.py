@@ -70,8 +70,7 @@ class Cards:
             if now < self._none_until:
                 return None, self._missing
             self._asked_at = now
-            wall = time.time()
-            self._reading = asyncio.ensure_future(in_thread(lambda: self._sampler.read(wall)))
+            self._reading = asyncio.ensure_future(in_thread(self._sampler.read))
         done, _ = await asyncio.wait({self._reading}, timeout=_CARDS_WAIT_S)
         if not done:
             return None, f"the cards: the driver has not answered for {time.monotonic() - self._asked_at:.0f} s"
