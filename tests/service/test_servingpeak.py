@@ -44,12 +44,12 @@ def _begin(store: RunStore, folder: Path) -> tuple[int, ServingPeak]:
     return number, ServingPeak(store, folder / "engine.json")
 
 
-def _snapshot(at: float, gib: list[float], state: str = "ready", running: int = 1) -> Snapshot:
+def _snapshot(at: float, gib: list[float], state: str = "ready", running: int = 1, since: float = 1990.0) -> Snapshot:
     cards = tuple(
         CardReading(index=index, used_bytes=round(value * GIB) - _RESERVED, reserved_bytes=_RESERVED)
         for index, value in enumerate(gib)
     )
-    engine = EngineReading(state=state, pid=7, since=10.0, running=running)  # type: ignore[arg-type]
+    engine = EngineReading(state=state, pid=7, since=since, running=running)  # type: ignore[arg-type]
     return Snapshot(at=at, cards=cards, engine=engine)
 
 
@@ -74,6 +74,30 @@ def test_each_new_height_is_compared_with_the_pictures_that_came(store: RunStore
     assert store.query.reconciliations(number) == [found]
 
 
+def test_a_gateway_that_restarts_goes_on_from_what_was_compared(store: RunStore, tmp_path: Path) -> None:
+    number, peak = _begin(store, tmp_path)
+    peak.saw_picture((4096, 4096))
+    asyncio.run(peak.take(_snapshot(2000.0, [25.5, 25.5], running=3)))
+    store.begin_run(record_of(LONG, 2.0))  # waits until that is written
+    again = ServingPeak(store, tmp_path / "engine.json")
+    again.saw_picture((512, 512))
+    asyncio.run(again.take(_snapshot(9000.0, [25.0, 25.0])))
+    assert again.found == peak.found  # lower than before: nothing new
+    asyncio.run(again.take(_snapshot(9020.0, [25.9, 25.9])))
+    [found] = again.found
+    assert found.served.pictures == ((4096, 4096), (512, 512))
+    assert found.served.requests == 3
+    assert number == 1
+
+
+def test_a_gateway_that_comes_late_knows_no_pictures(store: RunStore, tmp_path: Path) -> None:
+    _, peak = _begin(store, tmp_path)
+    asyncio.run(peak.take(_snapshot(9000.0, [25.5, 25.5])))
+    [found] = peak.found
+    assert found.served.pictures is None
+    assert "which pictures came is not known: the plan's largest are assumed" in found.notes
+
+
 def test_at_rest_nothing_is_compared(store: RunStore, tmp_path: Path) -> None:
     _, peak = _begin(store, tmp_path)
     for second in range(30):
@@ -88,7 +112,7 @@ def test_a_new_start_begins_anew(store: RunStore, tmp_path: Path) -> None:
     assert len(peak.found) == 1
     asyncio.run(peak.take(_snapshot(2001.0, [1.0, 1.0], state="loading")))
     assert not peak.found
-    asyncio.run(peak.take(_snapshot(2100.0, [23.5, 23.5])))
+    asyncio.run(peak.take(_snapshot(2100.0, [23.5, 23.5], since=2095.0)))
     [found] = peak.found
     assert found.served.pictures == ()
 

@@ -18,6 +18,7 @@ from loadmaster.service.enginestate import read_state
 
 _NOTICED = 32 * MIB  # a peak that is less above the last one is not compared anew
 _LEAST_BETWEEN_S = 10.0
+_EARLY_S = 30.0  # a gateway that sees the engine so soon after it was ready has seen all of its requests
 
 
 class _Run(Struct):
@@ -30,6 +31,7 @@ class _Run(Struct):
     compared: dict[int, int]
     requests: int = 0
     compared_at: float = 0.0
+    seen_whole: bool = True  # from its first request on; else pictures may have come that nobody noted
 
 
 class ServingPeak:
@@ -59,6 +61,8 @@ class ServingPeak:
             self._start = (engine.pid, engine.since)
             if self._run is None:
                 return  # it is being written, or nothing is recorded: the next second tells
+            late = engine.since is not None and snapshot.at - engine.since > _EARLY_S
+            self._run.seen_whole = not late or any(one.point == "serving" for one in self.found)
         run = self._run
         run.requests = max(run.requests, engine.running or 0)
         for card in snapshot.cards or ():
@@ -84,7 +88,15 @@ class ServingPeak:
             return None
         ready = {card.index: card.ready_bytes for card in observed.actual.cards}
         known = {index: size for index, size in ready.items() if size is not None}
-        return _Run(number=state.run, plan=plan, observed=observed, highest={}, compared=known)
+        run = _Run(number=state.run, plan=plan, observed=observed, highest={}, compared=known)
+        for earlier in (one for one in self.found if one.point == "serving"):  # of this gateway before it restarted
+            held = {card.index: card.actual_bytes for card in earlier.cards if card.actual_bytes is not None}
+            run.highest, run.compared = dict(held), dict(held)
+            run.requests = earlier.served.requests or 0
+            for size in reversed(earlier.served.pictures or ()):
+                if size not in self._pictures:
+                    self._pictures = (size, *self._pictures)
+        return run
 
     def _compare(self, run: _Run, snapshot: Snapshot) -> None:
         actual = run.observed.actual
@@ -103,7 +115,8 @@ class ServingPeak:
                     serving_bytes=run.highest.get(card.index),
                 )
             )
-        served = ServedLoad(pictures=self._pictures, requests=max(1, run.requests))
+        pictures = self._pictures if run.seen_whole else None
+        served = ServedLoad(pictures=pictures, requests=max(1, run.requests))
         found = reconcile(
             run.plan, structs.replace(actual, cards=tuple(cards), served=served), "serving", run.observed.replays
         )
