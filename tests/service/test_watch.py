@@ -21,10 +21,12 @@ from loadmaster.core.alerts import AlertChange
 from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.deployment import AlertsSection, Deployment, EngineSection, problems
 from loadmaster.core.observation import Snapshot
+from loadmaster.render.configuration import shown_value
 from loadmaster.service import alertoutlets
 from loadmaster.service.alertoutlets import AlertOutlets
 from loadmaster.service.enginestate import EngineState, Pid, write_state
 from loadmaster.service.places import Places
+from loadmaster.service.relay import thoughts_in
 from loadmaster.service.sampler import GatewayLoad, Sampler
 from loadmaster.service.watch import Watch, WatchEvent
 from tests.running import fake_engine
@@ -379,3 +381,19 @@ def test_the_gateways_watch_and_run_engine_agree_that_an_engine_is_stuck(tmp_pat
         one.until(lambda status: "ended engine-stuck" in kept.read_text(), "the alert's end")
         assert "a look failed" not in one.log()
         assert one.ask()
+
+
+def test_the_address_of_a_webhook_is_hidden_where_settings_are_shown() -> None:
+    secret = Deployment(name="one", model="m", alerts=AlertsSection(webhook="https://hooks.example.org/T0P/SECRET?x=1"))
+    assert shown_value(secret, "alerts.webhook") == "https://hooks.example.org/(hidden)"
+    assert shown_value(Deployment(name="one", model="m"), "alerts.webhook") is None
+
+
+def test_thoughts_in_a_stream_are_counted_once() -> None:
+    events = (
+        b'data: {"choices":[{"delta":{"reasoning_content":"I","reasoning":"I"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"reasoning_content":" see","reasoning":" see"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"reasoning_content":"","content":"A"}}]}\n\n'
+    )
+    assert thoughts_in(events) == 2
+    assert thoughts_in(b'data: {"choices":[{"delta":{"content":"reasoning"}}]}\n\n') == 0
