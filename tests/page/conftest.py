@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.page.chromium import chromium, launched
 from tests.page.scripted import Script, ScriptedServer
+
+PATIENCE_MS = 20_000  # a busy machine with two cores; what works takes a fraction of it
 
 
 @pytest.fixture(scope="module")  # a longer life would leave its event loop to tests that start their own
@@ -60,7 +62,8 @@ def opened(browser: Browser, url: str, path: str = "/", **options: Any) -> Itera
     options.setdefault("locale", "en-US")
     options.setdefault("viewport", {"width": 1280, "height": 800})
     context: BrowserContext = browser.new_context(**options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     page = context.new_page()
     watched = Watched(page, url)
     try:

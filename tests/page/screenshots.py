@@ -236,7 +236,7 @@ SHOTS: dict[str, Shot] = {
     "panel-check": Shot(_with(steps=STEPS), _panel("check")),
 }  # fmt: skip
 README = {
-    "page-chat": ("talk", "en", "light", "desktop"),
+    "page-chat": ("thinking", "en", "light", "desktop"),
     "page-live": ("panel-live", "zh", "dark", "desktop"),
     "page-down": ("down", "en", "light", "desktop"),
     "page-phone": ("thinking", "zh", "dark", "phone"),

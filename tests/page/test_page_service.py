@@ -156,7 +156,7 @@ def test_a_hostile_answer_through_the_gateway_runs_nothing(scripted_engine: Serv
         with look(address(scripted_engine)) as (page, _):
             ask(page, "Something hostile")
             whole(page)
-            assert len(page.locator(".markdown").text_content() or "") > 3000
+            page.wait_for_function("document.querySelector('.markdown').textContent.length > 3000")
             page.locator(".markdown a").evaluate_all(
                 "(links) => links.forEach((one) => one.dispatchEvent(new MouseEvent('mouseover', { bubbles: true })))"
             )

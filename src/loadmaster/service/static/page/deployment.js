@@ -6,6 +6,7 @@ import { addSnapshot, loadHistory } from "./series.js";
 
 const LOG_LINES = 500;
 const REOPEN_MS = 3000;
+const HIDDEN_MS = 20_000;
 let source = null;
 
 const handlers = {
@@ -43,6 +44,20 @@ export function openEvents() {
   };
   loadHistory();
 }
+
+// A browser opens six connections to a server over all its tabs; a tab that nobody sees holds none.
+let leaving = 0;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(leaving);
+  if (!document.hidden) {
+    if (store.get().session !== null && store.get().login === null) openEvents();
+    return;
+  }
+  leaving = setTimeout(() => {
+    source?.close();
+    source = null;
+  }, HIDDEN_MS);
+});
 
 /** Steps arrive one by one; a report at the end carries the verdict. */
 function hearVerify(data) {

@@ -48,5 +48,6 @@ export async function login(key) {
 
 export async function logout() {
   await ask("POST", "api/logout", { json: {} });
+  history.replaceState(null, "", "#/"); // the next one at this browser does not begin in somebody else's conversation
   location.reload();
 }

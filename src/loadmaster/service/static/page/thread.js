@@ -20,7 +20,7 @@ export function Thread() {
   const lastTop = useRef(0);
   const [away, setAway] = useState(false);
   const toEnd = () => {
-    scroll.current.scrollTop = scroll.current.scrollHeight;
+    if (scroll.current) scroll.current.scrollTop = scroll.current.scrollHeight;
   };
   useEffect(() => {
     const follow = new ResizeObserver(() => atEnd.current && toEnd());
@@ -40,6 +40,7 @@ export function Thread() {
     toEnd();
   }, [asking]);
   const scrolled = () => {
+    if (!scroll.current) return;
     const { scrollTop, scrollHeight, clientHeight } = scroll.current;
     // growing content moves nothing: only who scrolls up leaves the end
     if (scrollHeight - scrollTop - clientHeight < NEAR_END) atEnd.current = true;
