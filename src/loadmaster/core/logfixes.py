@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct, convert, structs
@@ -16,6 +17,7 @@ from loadmaster.core.argv import parse_argv
 from loadmaster.core.changecosts import costs
 from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.facts import Finding, Fix, GpuFacts, LoadSheet, ModelFacts
+from loadmaster.core.knownremedies import known_remedies
 from loadmaster.core.levers import Found, gentlest
 from loadmaster.core.logcards import estimated_cards
 from loadmaster.core.logcase import LogCase, case_of
@@ -68,7 +70,7 @@ def with_fixes(diagnosis: Diagnosis, model: ModelFacts | None, gpus: Sequence[Gp
             notes.append(note)
         fixes = _joined(computed, item.fixes)
         if not any(fix.replanned for fix in fixes):
-            fixes = (*fixes, *_known_remedy(item.code))
+            fixes = tuple(_distinct([*fixes, *known_remedies(item.code, case.launch, case.engine)]))
         findings[place] = structs.replace(item, fixes=fixes)
     findings += _wrong_advice(diagnosis, model)
     return structs.replace(diagnosis, findings=tuple(findings), notes=(*diagnosis.notes, *notes))
@@ -114,12 +116,6 @@ def _computed(case: LogCase) -> tuple[list[Fix], str | None]:
     return fixes, note
 
 
-def _known_remedy(code: str) -> tuple[Fix, ...]:
-    """What the catalogue advises, with where that is known from."""
-    entry = load_toml("findings.toml").get(code)
-    return (Fix(f"{entry['remedy']} (known from: {entry['source']})"),) if entry is not None else ()
-
-
 def _joined(computed: Sequence[Fix], known: Sequence[Fix]) -> tuple[Fix, ...]:
     return tuple(_distinct([*computed, *known])[:_MOST])
 
@@ -145,34 +141,36 @@ def _replanned(case: LogCase, remedy: Remedy) -> tuple[list[Fix], str | None]:
             f"it is{'' if case.gpus else ', --gpus what cards it ran on'}"
         )
     if not case.gpus:
-        cards = estimated_cards(case, case.model) if remedy.peak == "cache" else None
-        if cards is None:
-            return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
-        size = cards[0].total_bytes
-        sized, note = _replanned(structs.replace(case, gpus=cards), remedy)
-        words = f"the cards are taken to have about {gib(size)}, to which weights, cache and share in the log add up"
-        return sized, words if note is None else f"{note}; {words}"
+        return _on_estimated_cards(case, case.model, remedy)
     if case.finding.code in _BY_FREE_MEMORY:
         return _beside_others(case, remedy)
     given = Case(case.model, case.gpus, case.launch, case.engine)
     plan = given.plan()
     if not plan.ranks:
         return [], "the fix was not planned: the weights cannot be spread over these cards"
-    given = structs.replace(given, corrected=correction(plan, _seen(case, remedy)))
+    return _by_levers(structs.replace(given, corrected=correction(plan, _seen(case, remedy))), remedy)
+
+
+def _on_estimated_cards(case: LogCase, model: ModelFacts, remedy: Remedy) -> tuple[list[Fix], str | None]:
+    cards = estimated_cards(case, model) if remedy.peak == "cache" else None
+    if cards is None:
+        return [], "the fix was not planned: the log does not say how large the cards are; --gpus says it"
+    fixes, note = _replanned(structs.replace(case, gpus=cards), remedy)
+    size = gib(cards[0].total_bytes)
+    words = f"the cards are taken to have about {size}, to which weights, cache and share in the log add up"
+    return fixes, words if note is None else f"{note}; {words}"
+
+
+def _by_levers(given: Case, remedy: Remedy) -> tuple[list[Fix], str | None]:
+    """The gentlest values of this cause's levers; where they cure the start alone, also what makes all fit."""
     plan, sheet = given.with_changes({})
     holds = _fits if remedy.stage == "serving" else _starts
     if holds(plan, sheet):
         return [], _contradiction(plan, sheet)
-    fixes: list[Fix] = []
-    whole = False
-    for lever in remedy.levers:
-        found = gentlest(given, lever, plan, sheet, holds)
-        if found is not None:
-            fixes.append(_fix(remedy, plan, sheet, found))
-            whole = whole or found.sheet.fits is True
-        if len(fixes) >= _ENOUGH:
-            break
-    if whole:
+    tried = (gentlest(given, lever, plan, sheet, holds) for lever in remedy.levers)
+    held = list(islice((found for found in tried if found is not None), _ENOUGH))
+    fixes = [_fix(remedy, plan, sheet, found) for found in held]
+    if any(found.sheet.fits is True for found in held):
         return fixes, None
     further = [_with_costs(given, fix, plan) for fix in smallest_fix_of(given, sheet)]
     if fixes:
