@@ -9,7 +9,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loadmaster.core.facts import Finding
+from loadmaster.service import answerstream
 from loadmaster.service.enginestate import EngineState, Pid, write_state
 from loadmaster.service.gatewaysettings import LimitSettings
 from tests.drawn_pictures import corner_picture, encoded, photograph
@@ -361,4 +364,22 @@ def test_a_browser_that_leaves_at_once_loses_no_question(tmp_path: Path) -> None
             assert opened.gateway.budget.held == 0 and not opened.gateway.passage.flights
 
     with fake_engine(tmp_path) as engine:
+        play(scene())
+
+
+def test_an_engine_that_writes_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answerstream, "MOST_LETTERS", 1000)
+
+    async def scene() -> None:
+        async with page(engine, tmp_path) as (_, browser):
+            number = await browser.new()
+            events = await browser.answer(number, text="Tell")
+            assert events[-1].data["code"] == "answer_too_long" and 1000 < len(text_of(events)) < 100_000
+
+            async def gone() -> bool:
+                return bool((await asyncio.to_thread(engine.fake))["running"] == 0)
+
+            await soon(gone, "the end at the engine")
+
+    with fake_engine(tmp_path, "--tps", "2000", "--tokens", "100000") as engine:
         play(scene())

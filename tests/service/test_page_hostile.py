@@ -271,7 +271,7 @@ def test_streams_have_a_most_and_a_reader_that_stands_still_holds_nothing_back(
             )
 
             async def running() -> bool:
-                return (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"] != []
+                return bool((await browser.ask("GET", f"/api/conversations/{number}")).json["messages"])
 
             await soon(running, "the question")
             for _ in range(2):

@@ -10,9 +10,11 @@ import msgspec
 
 from loadmaster.core.conversation import Message, MessageState, Numbers, Problem
 from loadmaster.core.thinking import ThinkingSplit
+from loadmaster.service.errors import ApiError
 from loadmaster.service.passage import CHANGES_HEADER
 
 MOST_LETTERS = 4 << 20  # of one answer; an engine that writes on and on is cut off
+_LONGEST_WORD, _LONGEST_REASON = 100, 4000  # letters of what an engine says of itself
 
 
 class Growing:
@@ -57,6 +59,11 @@ class Growing:
         return self._pieces[0] if self._pieces else ""
 
 
+def _count(value: object) -> int | None:
+    """A number of tokens, None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else None
+
+
 def units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
@@ -98,6 +105,7 @@ class GrowingAnswer:
         self._changes = headers.get(CHANGES_HEADER)
 
     async def write(self, part: bytes | bytearray) -> None:
+        """Raises :class:`ApiError`, which ends the request, when the answer is too long."""
         for block in bytes(part).replace(b"\r\n", b"\n").split(b"\n\n"):
             lines = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
             data = b"\n".join(lines)
@@ -126,14 +134,17 @@ class GrowingAnswer:
         if not isinstance(value, dict):
             return
         if isinstance(value.get("error"), dict):
-            self.fail(str(value["error"].get("code") or "engine_error"), str(value["error"].get("message") or ""))
+            code, message = value["error"].get("code"), value["error"].get("message")
+            self.fail(str(code or "engine_error")[:_LONGEST_WORD], str(message or "")[:_LONGEST_REASON])
             return
         if isinstance(value.get("usage"), dict):
             self._usage = value["usage"]
         choices = value.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return
-        self._finish = choices[0].get("finish_reason") or self._finish
+        finish = choices[0].get("finish_reason")
+        if isinstance(finish, str) and finish:
+            self._finish = finish[:_LONGEST_WORD]
         delta = choices[0].get("delta")
         if not isinstance(delta, dict):
             return
@@ -146,7 +157,7 @@ class GrowingAnswer:
             self._came()
             self._add(content)
         if self.text.letters + self.thinking.letters > MOST_LETTERS:
-            self.fail("answer_too_long", f"the answer was cut off after {MOST_LETTERS:,} letters")
+            raise ApiError(502, "answer_too_long", f"the answer was cut off after {MOST_LETTERS:,} letters")
 
     def _came(self) -> None:
         self._last_at = time.monotonic()
@@ -188,9 +199,8 @@ class GrowingAnswer:
 
     def numbers(self) -> Numbers:
         turn, first, last = self._turn_at, self._first_at, self._last_at
-        written = self._usage.get("completion_tokens")
-        tokens = written if isinstance(written, int) else self._tokens_seen or None
-        prompt = self._usage.get("prompt_tokens")
+        written, prompt = _count(self._usage.get("completion_tokens")), _count(self._usage.get("prompt_tokens"))
+        tokens = written if written is not None else self._tokens_seen or None
         speed = None
         if tokens is not None and tokens > 1 and first is not None and last is not None and last > first:
             speed = (tokens - 1) / (last - first)
@@ -198,7 +208,7 @@ class GrowingAnswer:
             queue_s=None if turn is None else turn - self._asked_at,
             first_token_s=None if first is None or turn is None else first - turn,
             tokens_per_s=speed,
-            prompt_tokens=prompt if isinstance(prompt, int) else None,
+            prompt_tokens=prompt,
             completion_tokens=tokens,
             image_tokens=self._image_tokens,
             seconds=None if last is None or turn is None else last - turn,
