@@ -15,7 +15,7 @@ from loadmaster.core.observation import Snapshot
 from loadmaster.core.trend import crept
 from loadmaster.core.windows import GrowthWindow, MeanWindow
 from loadmaster.edge.recording import open_recording
-from tests.watchcases import BEGAN, CASES, FOLDER, PLAN, calm, recording, shot
+from tests.watchcases import BEGAN, CASES, FOLDER, HELD, PLAN, calm, card, recording, shot
 
 LASTING = {
     "memory-creeping",
@@ -195,3 +195,17 @@ def test_a_new_engine_is_not_held_to_what_the_last_one_did() -> None:
     series += [shot(at, running=None, state="loading", steps=None) for at in range(70, 100)]
     series += [shot(at, pid=77, running=1, steps=1.0) for at in range(100, 130)]
     assert changes_of(alerts, series) == []
+
+
+def test_one_card_more_begins_again_and_one_less_says_nothing() -> None:
+    full = 24 * (1 << 30) - 100 * (1 << 20)
+    alerts = Alerts(PLAN)
+    said = []
+    for at in range(0, 300, 5):
+        cards = (card(0, full if at < 200 else HELD), card(1, full if 60 <= at < 100 else HELD))
+        said += [(at, change.began, change.finding.cause) for change in alerts.step(shot(at, cards))]
+    assert [(began, cause.count("card")) for _, began, cause in said if "left" in cause] == [
+        (True, 1),
+        (True, 2),
+        (False, 1),
+    ]

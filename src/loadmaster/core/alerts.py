@@ -20,7 +20,7 @@ _FINE = Seen(0.0)
 
 
 class AlertChange(Struct, frozen=True):
-    """An alert that began (or whose subjects became others), or one that ended."""
+    """An alert that began (also for one more card), or one that ended."""
 
     at: float
     began: bool
@@ -132,5 +132,10 @@ class Alerts:
         now = {item.code: item for item in self.findings}
         return (
             *(AlertChange(snapshot.at, False, item) for code, item in before.items() if code not in now),
-            *(AlertChange(snapshot.at, True, item) for code, item in now.items() if before.get(code) != item),
+            *(AlertChange(snapshot.at, True, item) for code, item in now.items() if _has_more(item, before.get(code))),
         )
+
+
+def _has_more(item: Finding, before: Finding | None) -> bool:
+    """Whether it is new, or holds for a subject more than before."""
+    return before is None or not set(item.evidence) <= set(before.evidence)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from loadmaster.core.alerts import AlertChange, Alerts
+from loadmaster.core.alerts import Alerts
 from loadmaster.core.deployment import Deployment
 from loadmaster.core.facts import Finding, LoadSheet
 from loadmaster.core.observation import Snapshot
@@ -104,6 +104,7 @@ class Watch:
         if self._own is not None:
             self._own.load = self.load()
         snapshot = await self._sampler.look()
+        before = self.findings
         changes = self._alerts.step(snapshot)
         self.latest = snapshot
         self._tell(WatchEvent("snapshot", snapshot))
@@ -113,13 +114,10 @@ class Watch:
             self._tell(WatchEvent("state", state))
         if self._store is not None:
             self._store.add(snapshot)
-        if changes:
-            self._changed(snapshot.at, changes)
-
-    def _changed(self, at: float, changes: tuple[AlertChange, ...]) -> None:
-        self._tell(WatchEvent("findings", self.findings))
-        if self._store is not None:
-            self._store.set_findings(at, self.findings)
+        if self.findings != before:
+            self._tell(WatchEvent("findings", self.findings))
+            if self._store is not None:
+                self._store.set_findings(snapshot.at, self.findings)
         for change in changes:
             self._outlets.tell(change)
 
