@@ -161,6 +161,7 @@ _BY_CODE: dict[str, Callable[[LogCase], Iterator[Fix]]] = {
     "mamba-blocks": _states,
     "oom-runtime": _lower_share,
     "oom-cudagraph-capture": _lower_share,
+    "oom-kv-cache": _lower_share,
     "oom-sampler-warmup": _sampler,
     "no-kv-memory": _nothing_left,
 }
