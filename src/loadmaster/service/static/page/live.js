@@ -8,6 +8,11 @@ import { column, names, onSeries, series } from "./series.js";
 import { use } from "./state.js";
 import { onTheme } from "./theme.js";
 
+const sheet = document.createElement("link");
+sheet.rel = "stylesheet";
+sheet.href = new URL("../vendor/uplot.css", import.meta.url).href;
+document.head.append(sheet);
+
 const WINDOW_S = 300;
 const HEIGHT = 96;
 const GIB_STEPS = [1, 2, 4, 8, 16, 32, 64, 128].map((n) => n * 2 ** 30);
