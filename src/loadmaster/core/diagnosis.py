@@ -13,7 +13,7 @@ from loadmaster.core.logfacts import LogFacts
 from loadmaster.core.logsieve import Sieve
 from loadmaster.core.logtext import read_line
 from loadmaster.core.rootcause import findings_of
-from loadmaster.core.signatures import Matcher
+from loadmaster.core.signatures import matcher
 from loadmaster.core.startlog import SERVING, Seen, StartLog, marks
 
 _SIGKILL = 9
@@ -57,7 +57,7 @@ class Diagnoser:
     """
 
     def __init__(self, engine: str | None = None) -> None:
-        self._matcher = Matcher(engine)
+        self._matcher = matcher(engine)
         self._start = StartLog(self._matcher)
         self._ended: list[Seen] = []  # the root causes of the starts before, as far as known
         self._starts = 0

@@ -12,7 +12,7 @@ from msgspec import Struct, convert
 
 from loadmaster.core.checks.catalogue import usual_severity
 from loadmaster.core.logtext import Tracebacks, Windows, read_line
-from loadmaster.core.signatures import Matcher, signatures
+from loadmaster.core.signatures import matcher, signatures
 from loadmaster.core.tables import load_toml
 
 
@@ -84,7 +84,7 @@ class LogReader:
 
     def __init__(self, name: str) -> None:
         self._phases = Phases(name)
-        self._matcher = Matcher(grammar(name).engine)
+        self._matcher = matcher(grammar(name).engine)
         self._tracebacks = Tracebacks()
         self._windows = Windows()
         self.cause: str | None = None

@@ -224,6 +224,12 @@ class Matcher:
         return None if values is None else Hit(signature, values)
 
 
+@cache
+def matcher(engine: str | None = None) -> Matcher:
+    """One for all readers of an engine's logs: it keeps nothing of what it reads."""
+    return Matcher(engine)
+
+
 class _Rule:
     """A signature made ready for comparison."""
 

@@ -272,7 +272,9 @@ class StartLog:
             message.strip()[-_MOST_MESSAGE:],
         )
         self._seen[key] = seen
-        if hit.signature.group is not None and (hit.signature.kind == "hint" or hit.signature.confidence == "likely"):
+        entry = hit.signature
+        unsure = entry.kind == "hint" or entry.confidence == "likely"
+        if entry.group is not None and unsure and not entry.frames:
             self._unsure.append(seen)
         self._open.append((seen, line, _LINES_TO_GO_ON))
 
