@@ -11,7 +11,7 @@ import pytest
 
 from loadmaster.core.deployment import Deployment
 from loadmaster.edge.sample import write_sample
-from loadmaster.edge.tinymodel import write_tiny_model
+from loadmaster.edge.demomodel import write_demo_model
 from loadmaster.engines.base import engine_for
 from loadmaster.service.preparation import Prepared, prepare, refuse, shown_sheet
 from loadmaster.service.refusal import Refusal
@@ -98,7 +98,7 @@ def test_a_name_that_is_nowhere_is_left_to_the_engine_and_a_path_is_not(
 
 
 def test_a_gguf_file_is_planned_for_the_hosts_memory(tmp_path: Path) -> None:
-    model, projector = write_tiny_model(tmp_path)
+    model, projector = write_demo_model(tmp_path)
     prepared = _prepared(_deployment(model, "llamacpp", projector=str(projector)))
     refuse(prepared)
     assert prepared.sheet is not None

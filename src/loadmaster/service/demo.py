@@ -1,4 +1,4 @@
-"""The demonstration: a tiny model with random weights, planned, served under supervision, verified, taken down."""
+"""The demonstration: a tiny model that sees, planned, served under supervision, verified, asked, taken down."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from loadmaster.config import PREFIX, load_deployment, write_deployment
 from loadmaster.core.deployment import Deployment, EngineSection, GatewaySection, SupervisionSection
 from loadmaster.core.facts import LoadSheet
 from loadmaster.core.verification import Report, Step
-from loadmaster.edge.ggufheader import read_header
+from loadmaster.edge.demomodel import DamagedModel, write_demo_model
 from loadmaster.edge.ports import next_free
 from loadmaster.edge.statehome import state_home
-from loadmaster.edge.tinymodel import RANDOM_KEY, write_tiny_model
 from loadmaster.service import demowatch, verifypictures
 from loadmaster.service.launch import begin, wait_until_up
 from loadmaster.service.places import Places
@@ -42,8 +41,8 @@ _HOME = "LOADMASTER_HOME"
 _START_S = 120.0
 _STOP_S = 5.0
 _TIMEOUT_S = 60.0
-# Four requests of 4,096 tokens, pictures of a megapixel, and no store of past prompts beyond 64 MiB.
-FLAGS = ("--ctx-size", "16384", "--parallel", "4", "--image-max-tokens", "1024", "--cache-ram", "64")
+# Four requests of 2,048 tokens, and no store of past prompts beyond 64 MiB; a picture has at most 100 tokens.
+FLAGS = ("--ctx-size", "8192", "--parallel", "4", "--cache-ram", "64")
 
 Said = Callable[[str], None]
 
@@ -58,14 +57,13 @@ class DemoError(Exception):
 
 
 class Demonstration(Struct, frozen=True, kw_only=True):
-    """What runs: ``url`` of the gateway; ``random_weights``: its answers mean nothing; ``ready_s``: of the start."""
+    """What runs: ``url`` of the gateway; ``ready_s``: of the start."""
 
     url: str
     folder: Path
     deployment: Deployment
     plan: LoadSheet | None
     installation: Installation
-    random_weights: bool
     ready_s: float
 
 
@@ -144,7 +142,11 @@ def prove(demo: Demonstration, progress: Callable[[Step], None] | None = None) -
 
 
 def _deployment(folder: Path, port: int | None) -> Deployment:
-    model, projector = write_tiny_model(folder / "model")
+    try:
+        model, projector = write_demo_model(folder / "model")
+    except DamagedModel as damage:
+        hint = "install loadmaster again: python -m pip install --force-reinstall loadmaster"
+        raise DemoError(str(damage), hint) from None
     chosen = port if port is not None else next_free(HOST, FIRST_PORT, {ENGINE_PORT})
     if chosen is None:
         raise DemoError(f"no port from {FIRST_PORT} on is free")
@@ -189,7 +191,6 @@ def _up(folder: Path, deployment: Deployment, places: Places, said: Said) -> Dem
             engine_pid=status.backend.pid,
             engine_url=status.backend.url,
         ),
-        random_weights=read_header(Path(deployment.model)).metadata.get(RANDOM_KEY) is True,
         ready_s=time.monotonic() - begun,
     )
 
