@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from loadmaster.edge.demomodel import write_demo_model
-from loadmaster.service.demo import FLAGS
 from tests.service.served import QUICK, Served, served
+from tests.tinymodel import write_tiny_model
 
 UP_S = 90.0
+FLAGS = ("--ctx-size", "16384", "--parallel", "4", "--image-max-tokens", "1024", "--cache-ram", "64")
 
 
 def real_engine(home: Path, **changes: Any) -> dict[str, Any]:
     """The configuration of a tiny model under llama.cpp, which runs embedded in loadmaster's own process."""
-    model, projector = write_demo_model(home / "model")
+    model, projector = write_tiny_model(home / "model")
     values: dict[str, Any] = {
         "model": str(model),
         "projector": str(projector),
