@@ -194,6 +194,14 @@ def test_an_unreadable_file_and_a_wrong_model_are_errors_of_the_user(tmp_path: P
     assert ask(packed).code in (1, 3)
 
 
+def test_keys_of_the_launch_are_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(SHORT_CACHE.replace("'enforce_eager': True", "'api_key': ['correct-horse'], 'enforce_eager': True"))
+    for shown in (ask("--all", path).out, ask("--json", path).out):
+        assert "correct-horse" not in shown
+        assert "--enforce-eager" in shown
+
+
 def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(SHORT_CACHE.replace("ValueError: To", "\x1b]0;owned\x07\x1b[2JValueError: To"))

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from loadmaster.core.diagnosis import Diagnosis
 from loadmaster.core.facts import EngineFacts, Evidence, Finding
+from loadmaster.core.secrets import HIDDEN, hide_in_environment, hide_in_text, hide_in_words, is_secret_name
 from loadmaster.render.findings import finding_text
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
@@ -32,7 +33,8 @@ _EVIDENCE_SHOWN, _FIXES_SHOWN, _OTHERS_SHOWN, _NOTES_SHOWN = 2, 3, 4, 4
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The JSON object of ``loadmaster diagnose``."""
+    """The JSON object of ``loadmaster diagnose``; without the secrets that a log or a launch may hold."""
+    diagnosis = _without_secrets(diagnosis)
     facts = diagnosis.facts
     built: dict[str, Any] = msgspec.to_builtins(facts)
     launch = facts.launch
@@ -67,7 +69,7 @@ def diagnosis_text(diagnosis: Diagnosis, width: int = 80, paint: Paint = plain, 
 
     ``everything``: all findings in full, and all that was read.
     """
-    diagnosis = shown(diagnosis)
+    diagnosis = shown(_without_secrets(diagnosis))
     errors = [item for item in diagnosis.findings if item.severity == "error"]
     first = diagnosis.findings[:1] if errors or everything else ()
     blocks = [_headline(diagnosis, bool(errors), paint)]
@@ -100,6 +102,26 @@ def failure_text(findings: Sequence[Finding], notes: Sequence[str], width: int =
     if said:
         blocks.append("\n".join(said))
     return "\n\n".join(blocks)
+
+
+def _without_secrets(diagnosis: Diagnosis) -> Diagnosis:
+    def hidden(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(structs.replace(one, text=hide_in_text(one.text)) for one in evidence)
+
+    findings = tuple(
+        structs.replace(item, cause=hide_in_text(item.cause), evidence=hidden(item.evidence))
+        for item in diagnosis.findings
+    )
+    launch = diagnosis.facts.launch
+    if launch is not None:
+        launch = structs.replace(
+            launch,
+            flags={name: HIDDEN if is_secret_name(name) else value for name, value in launch.flags.items()},
+            env=hide_in_environment(launch.env),
+            argv=tuple(hide_in_words(launch.argv)),
+        )
+    facts = structs.replace(diagnosis.facts, launch=launch)
+    return structs.replace(diagnosis, facts=facts, findings=findings, suspicious=hidden(diagnosis.suspicious))
 
 
 def _short(item: Finding) -> Finding:
