@@ -26,7 +26,7 @@ export function Checklist() {
           (one) => html`<li key=${one.name} class=${one.status}>
             <span class="mark"><${Icon} name=${MARKS[one.status] ?? "more"} /></span>
             <div>
-              <p><strong>${known(`step.${one.name}`) ? t(`step.${one.name}`) : one.name}</strong> <span class="muted">${t(`status.${one.status}`)} · ${seconds(one.seconds)}</span></p>
+              <p><strong>${known(`step.${one.name}`) ? t(`step.${one.name}`) : one.name}</strong> <span class="muted">${t(`status.${one.status}`)}${one.seconds > 0 ? ` · ${seconds(one.seconds)}` : ""}</span></p>
               <p class="muted detail">${one.detail}</p>
             </div>
           </li>`,
