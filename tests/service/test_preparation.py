@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from loadmaster.core.deployment import Deployment
-from loadmaster.edge.sample import write_sample
 from loadmaster.edge.demomodel import write_demo_model
+from loadmaster.edge.sample import write_sample
 from loadmaster.engines.base import engine_for
 from loadmaster.service.preparation import Prepared, prepare, refuse, shown_sheet
 from loadmaster.service.refusal import Refusal

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.service.errors import ApiError, ImageError
-from loadmaster.service.gateway import _data_urls_only
 from loadmaster.service.gatewaysettings import CHAT_ROUTE, COMPLETIONS_ROUTE
+from loadmaster.service.passage import _data_urls_only
 from loadmaster.service.requestbody import parse_object
 from loadmaster.service.requestrules import judge
 
