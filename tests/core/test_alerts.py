@@ -191,8 +191,8 @@ def test_lines_of_the_log_that_are_events() -> None:
 
 def test_a_new_engine_is_not_held_to_what_the_last_one_did() -> None:
     alerts = Alerts(PLAN)
-    series = [shot(at, running=3, steps=1.0) for at in range(70)]
-    series += [shot(at, running=None, state="loading", steps=None) for at in range(70, 100)]
+    series = [shot(at, running=3, steps=1.0) for at in range(50)]
+    series += [shot(at, running=None, state="loading", steps=None) for at in range(50, 100)]
     series += [shot(at, pid=77, running=1, steps=1.0) for at in range(100, 130)]
     assert changes_of(alerts, series) == []
 

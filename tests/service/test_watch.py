@@ -152,6 +152,24 @@ def test_a_state_that_nobody_stands_behind_is_an_engine_that_has_ended(tmp_path:
     assert (seen.engine.state, seen.engine.pid) == ("exited", None)
 
 
+def test_the_last_word_of_a_stuck_engine_is_seen_after_its_end(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    say(
+        places, "exited", message="stuck: it has work, its counter stands still and probes fail, for 61 s; starts again"
+    )
+
+    async def look() -> Snapshot:
+        sampler = Sampler(VLLM, places, library=SimulatedNvml(driver=False))
+        try:
+            return await sampler.look()
+        finally:
+            await sampler.close()
+
+    seen = asyncio.run(look())
+    assert seen.engine is not None
+    assert seen.engine.state == "stuck"
+
+
 # ------------------------------------------------------------------------------------------ the watch
 
 

@@ -22,12 +22,12 @@ def _one(value: float | None, words: Callable[[], str]) -> Mapping[Subject, Seen
 class StandingStill:
     """For how long the engine has had work and has not moved, over what run-engine lets pass.
 
-    run-engine also sends probes; an engine that answers one has moved its counter. What run-engine calls stuck is.
+    run-engine also sends probes; an engine that answers one has moved its counter, so both come to the same, this one
+    a probe earlier. What run-engine calls stuck is.
     """
 
     def __init__(self, settings: Mapping[str, float], limits: WatchLimits) -> None:
-        # run-engine looks six times in that time and then probes: give it these looks before speaking first
-        self._after_s = limits.stuck_after_s * 4 / 3
+        self._after_s = limits.stuck_after_s
         self._steps: float | None = None
         self._moved_at: float | None = None
 

@@ -35,6 +35,7 @@ _MOST_METRICS_BYTES = 8 * 1024 * 1024
 _CARDS_WAIT_S = 0.8
 _MOST_BLOCKS = 8  # of the log at one look, each a MiB
 _LOOK_FOR_DRIVER_S = 60.0  # a driver that is not there may be installed, or come up late
+_STUCK = "stuck: "  # how run-engine's message begins
 _LISTENING = ("ready", "stuck", "warming-up")
 
 
@@ -157,7 +158,8 @@ class Sampler:
             return None
         pid = state.pid
         reading = EngineReading(
-            state=state.state,
+            # run-engine ends a stuck engine at once: its last word may be all that a look each second sees of it
+            state="stuck" if state.state == "exited" and state.message.startswith(_STUCK) else state.state,
             phase=state.phase,
             since=state.since or None,
             pid=pid,
