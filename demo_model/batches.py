@@ -169,7 +169,7 @@ def _seen(random: Random, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch(seed: int, n: int, size: int) -> dict[str, torch.Tensor]:
-    """The n-th batch: numbers, labels (batch, tokens), places (3, batch, tokens), and per picture its pixels and centres."""
+    """The n-th batch: numbers, labels (batch, tokens), places (3, batch, tokens), each picture's pixels and centres."""
     random = Random(f"batch {seed} {n}")
     draw_kind = random.random()
     slots = 0 if draw_kind < 0.05 else 2 if draw_kind < 0.16 else 1

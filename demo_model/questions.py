@@ -1,4 +1,4 @@
-"""Questions about one picture with their answers: a function for each sort, and two-turn ones that follow each other."""
+"""Questions about one picture with their answers: a function for each sort, some with a second turn."""
 
 from __future__ import annotations
 

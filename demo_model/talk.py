@@ -29,10 +29,11 @@ _WHO_ASKED = {
 }
 _OTHER = {
     "en": (
-        "What is the capital of France?", "Write a poem about the sea.", "Tell me a joke.", "What is the weather today?",
-        "Translate this sentence.", "Write a Python function.", "Why is the sky blue?", "How old is the universe?",
+        "What is the capital of France?", "Write a poem about the sea.", "Tell me a joke.",
+        "What is the weather today?", "Translate this sentence.", "Write a Python function.", "Why is the sky blue?", "How old is the universe?",
         "Give me a recipe for bread.", "What do you think about music?", "Explain gravity.", "Summarize this text.",
-        "What time is it?", "Can you help me with my homework?", "Where do penguins live?", "Write a letter to my friend.",
+        "What time is it?", "Can you help me with my homework?", "Where do penguins live?",
+        "Write a letter to my friend.",
     ),
     "zh": (
         "法国的首都是哪里？", "写一首诗。", "讲个笑话。", "今天天气怎么样？", "翻译这句话。", "写一个程序。",
@@ -54,7 +55,8 @@ def _control(random: Random, language: Language) -> list[Turn]:
     asked, right_answer = random.choice(((left, one_colour), (right, other)))
     if language == "en":
         told = (
-            f"A picture shows {article(f'{one_colour} {left}')} on the left and {article(f'{other} {right}')} on the right. "
+            f"A picture shows {article(f'{one_colour} {left}')} on the left and "
+            f"{article(f'{other} {right}')} on the right. "
             f"What colour is the {asked}?"
         )
         if random.random() < 0.3:

@@ -8,10 +8,12 @@ from demo_model.world import CHINESE, MEASURES, Language
 
 _PLURALS = {"cross": "crosses", "fish": "fish"}
 _ALSO: dict[str, dict[str, tuple[str, ...]]] = {
-    "en": {"circle": ("disc", "dot"), "cup": ("mug",), "boat": ("sailboat",), "cross": ("plus",), "car": ("automobile",)},
+    "en": {
+        "circle": ("disc", "dot"), "cup": ("mug",), "boat": ("sailboat",), "cross": ("plus",), "car": ("automobile",),
+    },
     "zh": {
-        "circle": ("圆", "圆圈"), "square": ("方块",), "rectangle": ("矩形",), "star": ("星星", "五角星"), "triangle": ("三角",),
-        "heart": ("爱心",), "cross": ("十字",), "cup": ("茶杯",), "car": ("车",), "cat": ("小猫",), "dog": ("小狗",),
+        "circle": ("圆", "圆圈"), "square": ("方块",), "rectangle": ("矩形",), "star": ("星星", "五角星"),
+        "triangle": ("三角",), "heart": ("爱心",), "cross": ("十字",), "cup": ("茶杯",), "car": ("车",), "cat": ("小猫",), "dog": ("小狗",),
     },
 }  # fmt: skip
 _ENGLISH_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -59,8 +61,8 @@ ASKED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "count": {
         "en": (
-            "How many {p} are there?", "How many {p} do you see?", "How many {p} are in this picture?", "Count the {p}.",
-            "How many {p} can you see?", "What is the number of {p}?", "How many {p} are shown?",
+            "How many {p} are there?", "How many {p} do you see?", "How many {p} are in this picture?",
+            "Count the {p}.", "How many {p} can you see?", "What is the number of {p}?", "How many {p} are shown?",
         ),
         "zh": (
             "有{q}{n}？", "图中有{q}{n}？", "你看到{q}{n}？", "图片里有{q}{n}？", "数一数有{q}{n}。", "一共有{q}{n}？",
@@ -90,7 +92,9 @@ ASKED: dict[str, dict[str, tuple[str, ...]]] = {
             "Is there {a}?", "Do you see {a}?", "Is there {a} in this picture?", "Can you see {a}?",
             "Does this picture show {a}?", "Is {a} in the picture?", "Is there {a} here?",
         ),
-        "zh": ("有{n}吗？", "图中有{n}吗？", "你看到{n}了吗？", "图片里有没有{n}？", "这张图里有{n}吗？", "有没有{n}？"),
+        "zh": (
+            "有{n}吗？", "图中有{n}吗？", "你看到{n}了吗？", "图片里有没有{n}？", "这张图里有{n}吗？", "有没有{n}？",
+        ),
     },
     "number": {
         "en": (
