@@ -30,7 +30,8 @@ _WHO_ASKED = {
 _OTHER = {
     "en": (
         "What is the capital of France?", "Write a poem about the sea.", "Tell me a joke.",
-        "What is the weather today?", "Translate this sentence.", "Write a Python function.", "Why is the sky blue?", "How old is the universe?",
+        "What is the weather today?", "Translate this sentence.", "Write a Python function.",
+        "Why is the sky blue?", "How old is the universe?",
         "Give me a recipe for bread.", "What do you think about music?", "Explain gravity.", "Summarize this text.",
         "What time is it?", "Can you help me with my homework?", "Where do penguins live?",
         "Write a letter to my friend.",

@@ -13,7 +13,8 @@ _ALSO: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "zh": {
         "circle": ("圆", "圆圈"), "square": ("方块",), "rectangle": ("矩形",), "star": ("星星", "五角星"),
-        "triangle": ("三角",), "heart": ("爱心",), "cross": ("十字",), "cup": ("茶杯",), "car": ("车",), "cat": ("小猫",), "dog": ("小狗",),
+        "triangle": ("三角",), "heart": ("爱心",), "cross": ("十字",),
+        "cup": ("茶杯",), "car": ("车",), "cat": ("小猫",), "dog": ("小狗",),
     },
 }  # fmt: skip
 _ENGLISH_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
