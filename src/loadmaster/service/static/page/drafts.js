@@ -73,6 +73,12 @@ export const pictureWords = (error) => {
 async function read_(id) {
   const one = drafts.get().pictures.find((picture) => picture.id === id);
   if (!one) return;
+  const most = model()?.max_images ?? null;
+  const ready = drafts.get().pictures.filter((other) => other.id !== id && other.state === "ready").length;
+  if (most !== null && ready >= most) {
+    change(id, { state: "refused", words: t(most === 0 ? "picture.none_taken" : "picture.too_many", { n: most }) });
+    return;
+  }
   try {
     const prepared = await prepare(one.file, model(), one.area);
     const now = drafts.get().pictures.find((picture) => picture.id === id);
@@ -99,13 +105,9 @@ function send(id) {
 let reading = Promise.resolve();
 
 function add(file, name, area = null, kept = true) {
-  const most = model()?.max_images ?? null;
-  const count = drafts.get().pictures.filter((one) => one.state !== "refused").length;
   const id = nextId++;
-  const over = most !== null && count >= most;
-  const one = { id, file, name, area, url: null, state: over ? "refused" : "reading", words: over ? t(most === 0 ? "picture.none_taken" : "picture.too_many", { n: most }) : null };
-  drafts.set(({ pictures }) => ({ pictures: [...pictures, one] }));
-  if (!over) reading = reading.then(() => read_(id));
+  drafts.set(({ pictures }) => ({ pictures: [...pictures, { id, file, name, area, url: null, state: "reading", words: null }] }));
+  reading = reading.then(() => read_(id));
   if (kept) keep();
 }
 
