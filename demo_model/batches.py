@@ -51,7 +51,8 @@ def _language(random: Random) -> Language:
 
 
 def one_picture(random: Random, scene: Scene) -> Dialogue:
-    language, turns, length = _language(random), [], 0
+    language, length = _language(random), 0
+    turns: list[tuple[int, str, str, str | None]] = []
     while length < _TEXT_TOKENS - 30 and len(turns) < 8:
         if random.random() < 0.06:
             language = _language(random)
@@ -185,7 +186,7 @@ def batch(seed: int, n: int, size: int) -> dict[str, torch.Tensor]:
     marks = [np.empty((many, 2, rows * columns), np.int64) for rows, columns in grids]
     texts = []
     for at in range(many):
-        shown = []
+        shown: list[Scene] = []
         alike: scenes.Maker | None = scenes.single if slots == 2 and random.random() < 0.55 else None
         for slot, (rows, columns) in enumerate(grids):
             maker = alike or scenes.any_scene

@@ -177,7 +177,7 @@ def url(image: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def answers(address: str, one: Case) -> list[str]:
+def answers(address: str, one: Case, model: str = "demo") -> list[str]:
     """What the service answers, turn by turn, remembering its own answers."""
     messages: list[dict[str, Any]] = []
     said = []
@@ -186,7 +186,7 @@ def answers(address: str, one: Case) -> list[str]:
         if n == 0:
             parts = [{"type": "image_url", "image_url": {"url": url(draw(scene))}} for scene in one.scenes] + parts
         messages.append({"role": "user", "content": parts})
-        body = {"messages": messages, "max_tokens": 64, "temperature": 0}
+        body = {"model": model, "messages": messages, "max_tokens": 64, "temperature": 0}
         request = urllib.request.Request(
             f"{address}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )

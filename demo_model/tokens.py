@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from demo_model.world import Language
+
 FILE = Path(__file__).with_name("tokenizer.json")
 VOCABULARY = 1024
 CONTROLS = (
@@ -84,7 +86,7 @@ def _corpus(count: int) -> list[str]:
 
     random, texts = Random("tokenizer"), []
     for _ in range(count):
-        language = random.choice(("en", "zh"))
+        language: Language = "en" if random.random() < 0.5 else "zh"
         scene = scenes.any_scene(random, 224, 192, False)
         turns = [*questions.ask(scene, random, language), *questions.ask(scene, random, language)]
         if random.random() < 0.2:

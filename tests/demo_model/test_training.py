@@ -39,7 +39,7 @@ def test_the_fast_pass_is_transformers_own() -> None:
     with torch.no_grad():
         for weight in net.parameters():
             weight.copy_(weight * 3 if weight.ndim >= 2 else weight + torch.randn_like(weight) * 0.1)
-    batch = next(found for n in range(20) if "pixels1" in (found := batches.batch(3, n, 4)))
+    batch = next(found for n in range(80) if "pixels1" in (found := batches.batch(3, n, 4)))
     slots = [name for name in batch if name.startswith("pixels")]
     processor = Qwen2VLImageProcessorPil(
         patch_size=16, merge_size=2, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3,
@@ -84,7 +84,7 @@ def test_a_handful_of_pictures_is_learned() -> None:
     net = network.Network(network.made("smoke", 1))
     masters = train.Masters(net, 2e-3)
     batch = batches.batch(3, 4, 4)
-    for step in range(45):
+    for step in range(40):
         answers, centres, right = train.losses(net, batch, None)
         (answers + centres).backward()
         masters.step(2e-3)

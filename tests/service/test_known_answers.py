@@ -113,7 +113,9 @@ async def mishandling(url: str, handle: Handler | None) -> AsyncIterator[str]:
 
 def _handled(parts: list[dict[str, Any]], handle: Handler) -> None:
     shown = [part for part in parts if part["type"] == "image_url"]
-    pictures = [Image.open(io.BytesIO(base64.b64decode(one["image_url"]["url"].partition(",")[2]))) for one in shown]
+    pictures: list[Image.Image] = [
+        Image.open(io.BytesIO(base64.b64decode(one["image_url"]["url"].partition(",")[2]))) for one in shown
+    ]
     for part, picture in zip(shown, handle(pictures), strict=True):
         file = io.BytesIO()
         picture.convert("RGB").save(file, "PNG", compress_level=1)
