@@ -156,7 +156,7 @@ def test_a_hostile_answer_through_the_gateway_runs_nothing(scripted_engine: Serv
         with look(address(scripted_engine)) as (page, _):
             ask(page, "Something hostile")
             whole(page)
-            page.wait_for_function("document.querySelector('.markdown').textContent.length > 3000")
+            expect(page.locator(".markdown")).to_have_text(re.compile(r".{3000}", re.DOTALL))
             page.locator(".markdown a").evaluate_all(
                 "(links) => links.forEach((one) => one.dispatchEvent(new MouseEvent('mouseover', { bubbles: true })))"
             )
@@ -166,6 +166,22 @@ def test_a_hostile_answer_through_the_gateway_runs_nothing(scripted_engine: Serv
             assert page.locator(".markdown :is(script, img, iframe, svg, style, form, object)").count() == 0
     finally:
         scripted_engine.fake(answers=[], tps=40.0)
+
+
+def test_a_reload_in_mid_stream_follows_on(scripted_engine: Served, look: Look) -> None:
+    scripted_engine.fake(tps=6.0, tokens=60)
+    try:
+        with look(address(scripted_engine)) as (page, _):
+            ask(page, "Slowly, please")
+            expect(page.locator(".markdown")).to_have_text(re.compile(".{6}"))
+            page.reload()
+            expect(page.locator(".message.assistant")).to_have_attribute("aria-busy", "true")
+            before = len(page.locator(".markdown").text_content() or "")
+            expect(page.locator(".markdown")).to_have_text(re.compile(f".{{{before + 6}}}"))
+            whole(page)
+            assert (page.locator(".markdown").text_content() or "").count("picture") == 6
+    finally:
+        scripted_engine.fake(tps=40.0, tokens=24)
 
 
 def test_the_panel_tells_plan_state_log_and_checklist(scripted_engine: Served, look: Look) -> None:
