@@ -27,6 +27,8 @@ def findings_of(start: StartLog, readings: LogReadings) -> tuple[list[Seen], lis
     seen = [item for item in start.in_order() if not _went_on(start, item)]
     if start.phase == SERVING:
         seen = _since_ready(seen, notes)
+    dead = {item.code for item in seen if item.kind == "symptom"}
+    seen = [item for item in seen if not dead & set(item.hit.signature.yields_to)]
     kinds: dict[str, list[Seen]] = {}
     for item in seen:
         kinds.setdefault(item.kind, []).append(item)

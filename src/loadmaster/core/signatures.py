@@ -22,7 +22,7 @@ that several signatures use) and ``[[signature]]`` entries::
     stuck = true                             # only where the start went no further: no phase began after it
     group = "out-of-memory"                  # of one group, the first entry that holds for a message counts
     kind = "cause"
-    yields_to = ["shm-too-small"]            # not reported where one of these codes was found as well
+    yields_to = ["shm-too-small"]            # not reported where one of these codes was found, symptoms too
     severity = "warning"                     # left out: the catalogue's
     repeats = true                           # whether the same launch would fail with it again
     confidence = "likely"                    # left out: "certain", for a hint "likely"
