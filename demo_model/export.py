@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from demo_model import tokens
-from demo_model.network import CONTEXT, MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, Network, made
+from demo_model.network import CONTEXT, MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, SCALED_UP, Network, made
 
 MODEL_FILE, PROJECTOR_FILE = "demo-qwen35.gguf", "mmproj-demo-qwen35.gguf"
 NAME = "demo-qwen35"
@@ -231,7 +231,7 @@ def write_checkpoint(network: Network, folder: Path) -> None:
     common = {
         "patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2,
         "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor",
-        "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
+        "size": {"shortest_edge": SCALED_UP, "longest_edge": MAX_PIXELS},
     }  # fmt: skip
     for name, kind in (
         ("preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessorFast"}),

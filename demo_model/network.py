@@ -22,6 +22,7 @@ from demo_model.world import CENTRES, COLOURS
 PATCH, MERGE = 16, 2
 CELL = PATCH * MERGE
 MIN_PIXELS, MAX_PIXELS = 128 * 128, 320 * 320
+SCALED_UP = 70 * CELL**2  # pixels; smaller pictures are scaled up where the model is served: small digits get legible
 CONTEXT = 16384
 
 SIZES: dict[str, dict[str, int]] = {

@@ -36,6 +36,8 @@ def demo_engine(folder: Path) -> Iterator[str]:
         "n_ctx=4096",
         "--set",
         "n_parallel=2",
+        "--set",
+        "image_min_tokens=70",
     ]
     with log.open("wb") as output:
         engine = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
