@@ -67,8 +67,8 @@ def test_init_writes_the_flags_of_the_plan(model: Path, home: Path) -> None:
             """\
 wrote HOME/deployments/cat/loadmaster.toml
 
-engine   vllm, the plan's flags: 3
-fits     yes: at most 23.88 of 24.00 GiB
+engine   vllm, the plan's flags: 2
+fits     yes: at most 23.94 of 24.00 GiB
 gateway  http://127.0.0.1:7860
 next     loadmaster up cat
 """,
@@ -82,10 +82,8 @@ next     loadmaster up cat
 flags = [
   # Each of 2 cards holds 8.81 GiB of weights
   "--tensor-parallel-size", "2",
-  # Keeps the serving peak below 24.00 GiB: 0.23 GiB less
-  "--gpu-memory-utilization", "0.91",
-  # The largest picture is 3072x3072: 1.14 GiB less at the serving peak
-  "--mm-processor-kwargs", "{\\"max_pixels\\": 9437184}",
+  # The largest picture is 2560x2560: 1.73 GiB less at the serving peak
+  "--mm-processor-kwargs", "{\\"max_pixels\\": 6553600}",
 ]
 """)
     deployment = load_deployment("cat").deployment
@@ -354,12 +352,21 @@ limits.max_image_pixels             -                     default
 limits.queue                        3                     line 5
 limits.concurrency                  -                     default
 limits.per_key_requests_per_minute  -                     default
+page.storage                        server                default
+page.quota_bytes                    2147483648            default
+page.retention_days                 -                     default
 supervision.backoff_first_s         2                     default
 supervision.backoff_most_s          120                   default
 supervision.steady_after_s          600                   default
 supervision.stuck_after_s           60                    default
 supervision.memory_wait_s           600                   default
 supervision.stop_s                  20                    default
+alerts.webhook                      -                     default
+alerts.webhook_environment          -                     default
+alerts.command                      -                     default
+alerts.least                        warning               default
+alerts.ended                        true                  default
+alerts.timeout_s                    10                    default
 """,
             "",
         )

@@ -61,7 +61,7 @@ next    loadmaster init NAME --model org/name
             """\
 from   127.0.0.1, org/name at 0123456789ab
 files  3, 8.6 KiB in all, 0 B of it here
-plan   fits 2x24GiB: at most 23.81 of 24.00 GiB
+plan   fits 2x24GiB: at most 23.40 of 24.00 GiB
 disk   8.6 KiB needed, 5.00 GiB free
 to     HOME/.cache/huggingface/hub/models--org--name/snapshots/0123456789abcdef0123456789abcdef01234567
 """,
