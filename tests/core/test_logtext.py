@@ -53,6 +53,9 @@ def test_what_engines_write_in_front(line: str, text: str, speaker: str, source:
         "[pod/vllm-6d5f4/vllm] {}",
         "[pod/vllm-6d5f4/vllm] 2026-11-30T09:48:14.123456789Z {}",
         "2026-11-30 09:48:14,123 {}",
+        "2026-11-30 09:48:14 | ERROR | stderr | {}",
+        "INFO 2026-11-30T09:48:14.123456789Z [resource.labels.containerName: vllm] {}",
+        "11月 30 09:48:14 host bash[123]: {}",
     ],
 )
 def test_what_other_programs_write_around(around: str) -> None:
@@ -63,6 +66,14 @@ def test_what_other_programs_write_around(around: str) -> None:
 @pytest.mark.parametrize("key", ["log", "MESSAGE", "message"])
 def test_lines_in_json(key: str) -> None:
     assert read_line(json.dumps({key: INNER + "\n", "stream": "stderr"})).text == "ValueError: x"
+
+
+def test_a_line_that_was_copied_as_html() -> None:
+    assert (
+        read_line("  File &quot;/opt/a.py&quot;, line 2, in &lt;lambda&gt;").text
+        == '  File "/opt/a.py", line 2, in <lambda>'
+    )
+    assert read_line("a && b &amp c").text == "a && b &amp c"
 
 
 def test_a_line_that_the_container_runtime_has_cut() -> None:

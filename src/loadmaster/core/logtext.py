@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from datetime import date
+from html import unescape
 
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
@@ -27,6 +28,7 @@ _COLOUR = re.compile(
     r"|\[(?:\d{1,3};)+\d{1,3}m|\[\d{1,2}m",  # the second: copied without its escape
     re.IGNORECASE,
 )
+_ENTITY = re.compile(r"&(?:quot|lt|gt|amp|#39|#x27|#34);")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]")
 _DAY = r"\d{4}-\d\d-\d\d"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
@@ -48,8 +50,12 @@ _BY_BEGINNING = (
     # journald and syslog
     (_UPPER, rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) [\w./@:-]+(?:\[\d+\])?: ?"),
     (_DIGIT, rf"{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:?\d\d) [\w.-]+ [\w./@-]+\[\d+\]: ?"),
+    (_DIGIT, rf"\d{{1,2}}月 {{1,2}}\d{{1,2}} {_CLOCK} [\w.-]+ [\w./@:-]+(?:\[\d+\])?: ?"),
     # SGLang
     ("[", rf"\[(?P<sglang>{_DAY} {_CLOCK})(?P<ranks>(?: (?:DP|PP|TP|EP|ATTN_TP|ATTN_CP)\d+)*)\] ?"),
+    # FastChat around what an engine writes; Google's log explorer
+    (_DIGIT, rf"{_ISO} \| (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \| \w{{1,40}} \| ?"),
+    (_UPPER, rf"(?:[A-Z]{{4,9}} )?{_ISO} \[resource\.labels\.[^\]]{{1,200}}\] ?"),
     # LMDeploy and others that use Python's logging
     (_DIGIT, rf"{_ISO} - (?P<logger>[\w.]+) - {_LEVEL} - (?:(?P<source>{_FILE}) - )?"),
     (
@@ -180,6 +186,8 @@ def _take(read: LogLine, groups: dict[str, str | None], outer: float | None) -> 
 def _without_colours(text: str) -> str:
     if "\x1b" in text or "[" in text or "\\" in text or "^" in text:
         text = _COLOUR.sub("", text)
+    if "&" in text and _ENTITY.search(text):
+        text = unescape(text)
     return _CONTROL.sub("", text).replace("\\_", "_")  # an underscore that Markdown was told to leave alone
 
 
@@ -224,7 +232,8 @@ class Tracebacks:
             frames.clear()
             self._open = None
         if is_frame(line.text):
-            frames.append(line.text[:_LONGEST_FRAME])
+            # a traceback that has lost its line breaks is one frame
+            frames.append(line.text[: _LONGEST_FRAME if line.text.count("File ") < 2 else LONGEST_LINE])
             self._open = frames if "File " in line.text else None
         elif self._open and line.text.strip():
             # the rest of a broken line, or a source line that has lost its indentation

@@ -73,6 +73,7 @@ FAMILIES = (
 )
 _DROPPED = b" \t\r\n\f\v`'\"\\*"
 _DROPPED_WIDE = tuple(char.encode() for char in "\u00a0\u200b‘’“”")
+_ENTITIES = (b"&quot;", b"&#39;", b"&#x27;", b"&#34;")  # quotation marks of a log that was copied as HTML
 _GROUP = re.compile(r"\{(\w+)\}")
 
 
@@ -145,6 +146,9 @@ def squeezed(text: str) -> str:
 def squeezed_bytes(text: bytes) -> bytes:
     """The same for UTF-8."""
     text = text.lower().translate(None, _DROPPED)
+    if b"&" in text:
+        for entity in _ENTITIES:
+            text = text.replace(entity, b"")
     if not text.isascii():
         for char in _DROPPED_WIDE:
             text = text.replace(char, b"")
