@@ -70,6 +70,14 @@ PLANTED = {
     "aB3dE5gH7jK9mN1pQ3rS5tU7vW9xY1zA": "header aB3dE5gH7jK9mN1pQ3rS5tU7vW9xY1zA",
     "correct horse battery": "the phrase is correct horse battery",
     "what is on my bank statement": "Received request cmpl-1: prompt: 'what is on my bank statement', params",
+    "basicpw99": "curl -u admin:basicpw99 http://127.0.0.1/",
+    "pgsecretpw": "PGPASSWORD=pgsecretpw psql",
+    "cmdsecretpw4": "serve --pw cmdsecretpw4 --port 1",
+    "dockersecretpw": "docker login -p dockersecretpw",
+    "jsonsecretuser": '{"username": "jsonSECRETuser", "n": 1}',
+    "C:/Users/Frank": "model C:/Users/Frank/m",
+    "/etc/ssl/private": "--ssl-keyfile /etc/ssl/private/server.pem",
+    "/opt/optsecret": "LD_LIBRARY_PATH=/home/x/lib:/opt/optsecret/lib",
     "1322421034567": "Serial Number: 1322421034567",
 }
 

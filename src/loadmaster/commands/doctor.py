@@ -11,7 +11,7 @@ import click
 
 from loadmaster.commands.options import json_option
 from loadmaster.failure import OK, PROBLEM, Failure
-from loadmaster.terminal import file_errors, terminal_paint, terminal_width, write_result
+from loadmaster.terminal import terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
     from loadmaster.core.facts import ModelFacts
@@ -40,7 +40,7 @@ def doctor(name: str | None, model: str | None, output: Path | None, no_peer_cop
     from loadmaster.render.doctor import report_text
     from loadmaster.render.documents import SCHEMA, encode
     from loadmaster.render.findings import findings_text, summary
-    from loadmaster.service.doctor import deployment_sections, identity, read_machine_report
+    from loadmaster.service.doctor import deployment_sections, identity, last_findings, read_machine_report
 
     loaded = None
     if name is not None:
@@ -52,7 +52,8 @@ def doctor(name: str | None, model: str | None, output: Path | None, no_peer_cop
     click.echo("looking at the machine", err=True)
     report = read_machine_report(loaded, Path(model) if model else None, peer_copy=not no_peer_copy)
     facts: ModelFacts | None = read_model(model) if model else None
-    found = order((*machine_findings(report), *(facts.findings if facts else ())))
+    ended = last_findings(loaded) if loaded is not None else ()
+    found = order((*ended, *machine_findings(report), *(facts.findings if facts else ())))
     sections = deployment_sections(loaded) if loaded is not None else {}
     who = identity(report)
     text = redact(report_text(report, found, facts, sections), who)
@@ -61,21 +62,25 @@ def doctor(name: str | None, model: str | None, output: Path | None, no_peer_cop
         write_result(encode({"schema": SCHEMA, **redact_value(document, who)}))
     elif output is not None and str(output) == "-":
         write_result(text)
-    if not as_json or output is not None:
-        path = _written(output, text) if output is None or str(output) != "-" else None
-        if path is not None and not as_json:
-            shown = findings_text(found, terminal_width(), terminal_paint())
-            write_result(f"{summary(found)}\n" + (f"\n{shown}\n" if shown else "") + f"\nreport: {path}\n")
+    if not as_json and str(output) != "-":
+        shown = findings_text(found, terminal_width(), terminal_paint())
+        write_result(f"{summary(found)}\n" + (f"\n{shown}\n" if shown else ""))
+    if str(output) != "-" and not (as_json and output is None):
+        path = _written(output, text)
+        if not as_json:
+            write_result(f"\nreport: {path}\n")
     sys.exit(PROBLEM if has_error(found) else OK)
 
 
 def _written(output: Path | None, text: str) -> Path:
     """The file that the report was written to; one that is there already is never replaced."""
     path = output or Path(time.strftime("loadmaster-report-%Y%m%d-%H%M%S.md"))
-    with file_errors(path):
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            raise Failure(f"{path} exists already", "name another file with --output, or remove it") from None
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise Failure(f"{path} exists already", "name another file with --output, or remove it") from None
+    except OSError as error:
+        hint = "name a file in another folder with --output, or - for stdout"
+        raise Failure(f"cannot write {path}: {error.strerror}", hint, PROBLEM) from None
     return path

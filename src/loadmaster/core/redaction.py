@@ -52,10 +52,18 @@ _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|cookie|set-cookie|x-api-key|x-auth-token|api-key)(\W{1,4}:\s*|:\s*|\W{1,4}=\s*)"
     r"[^\r\n'\"]+"
 )
+_LOGIN = re.compile(r"(?<![\w-])(-u|--user|--proxy-user)([ =]\s{0,3}['\"]?)[^\s:'\"]{1,80}:[^\s'\"]{1,200}")
+_SHORT_PASSWORD = re.compile(r"(?<![\w-])(-p )(?![\d.:/(-]|['\"]?[\d.:]+)[^\s]{3,200}")  # -p 8000:8000 is a port
+_NAMED_USER = re.compile(
+    r"(?i)(?P<name>['\"](?:user_?name|user|login|owner|e?mail|host_?name|node_?name)['\"]\s{0,3}:\s{0,3})"
+    r"(?:\"[^\"\r\n]{1,400}\"|'[^'\r\n]{1,400}')"
+)
 _SCHEME = re.compile(r"(?i)\b(bearer|basic|token|digest)\s+(?=\S*[\d_=+/.-])[\w+/=.~-]{8,}")
 # what a secret's name holds; whether it is one, core.secrets says
 _NO_SECRETS = (HIDDEN, "None", "null", "''", '""', "True", "False")
-_SECRET_PART = "key|token|secret|passw|pwd|credential|auth"
+_SECRET_PART = "key|token|secret|passw|passphrase|pwd|pw|credential|auth"
+# beside what core.secrets knows: names that run words together, as variables of databases and short flags do
+_RUN_TOGETHER = re.compile(r"passw|passphrase|secret|apikey|credential|privatekey|(?:^|[_-])pw$", re.IGNORECASE)
 _VALUE = r"""(?P<value>\(hidden\)|\[[^\]\r\n]{0,400}\]|"[^"\r\n]{0,400}"|'[^'\r\n]{0,400}'|[^\s,;&)}\]"']+)"""
 _NAMED = re.compile(
     rf"""(?<![\w.-])(?P<name>(?=[\w.-]{{0,40}}(?:{_SECRET_PART}))[A-Za-z_-][\w.-]{{0,60}})"""
@@ -94,17 +102,18 @@ _SYSLOG = re.compile(
 )
 _QUOTED_PROMPT = re.compile(r"\b(prompt: )(?:'(?:[^'\\\r\n]|\\.)*'|\"(?:[^\"\\\r\n]|\\.)*\")")
 _WORD = r"[^\s\\'\"<>|:*?,;)]{1,200}"
+_WINDOWS_SLASHES = re.compile(r"(?<!\w)[A-Za-z]:/(?!/)[^\s'\"<>|*?,;)]{1,400}")
 _WINDOWS_PATH = re.compile(rf"(?<!\w)(?:[A-Za-z]:\\|\\\\{_WORD}\\)(?:{_WORD}(?: {_WORD}){{0,3}}\\)*(?:{_WORD})?")
 _QUOTED_PATH = re.compile(r"(?P<quote>['\"])(?P<path>/[^'\"\r\n]{1,400})(?P=quote)")  # spaces and all
 _LETTER = r"[\w.@+%=,~\u0080-\U0010ffff-]"
-_UNIX_PATH = re.compile(rf"(?<![\w.:/)~-])(?:~[\w.-]*)?/{_LETTER}+(?:/{_LETTER}*)*")
+_UNIX_PATH = re.compile(rf"(?<![\w./)~-])(?:~[\w.-]*)?/{_LETTER}+(?:/{_LETTER}*)*")
 _HOME = re.compile(r"^(?:~[\w.-]*|/root|/home/[^/]+|/Users/[^/]+|/mnt/[a-z]/Users/[^/]+|/data/home/[^/]+)(?=/|$)")
 
 # Parts of paths that are the same on every machine, from which on a path tells something.
 _PACKAGE_ROOTS = ("/site-packages/", "/dist-packages/", "\\site-packages\\")
 _SYSTEM_PATHS = (
     "/dev/", "/proc/", "/sys/", "/usr/lib", "/usr/local/cuda", "/usr/bin/", "/usr/local/bin/", "/lib/", "/lib64/",
-    "/bin/", "/etc/", "/v1/", "/health", "/metrics", "/ready", "/api/", "/tokenize",
+    "/bin/", "/etc/os-release", "/v1/", "/health", "/metrics", "/ready", "/api/", "/tokenize",
 )  # fmt: skip
 _TELLING_FILES = re.compile(
     r"\.(?:safetensors|json|py|so(?:\.\d+)*|gguf|toml|yaml|yml|jinja|txt|log|model|bin|sh|cu|whl)$"
@@ -141,7 +150,8 @@ def redact(text: str, identity: Identity | None = None) -> str:
 def redact_value(value: Any, identity: Identity, name: str = "") -> Any:
     """An object as JSON has it: each text in it redacted, the values of secret names taken out."""
     if isinstance(value, str):
-        return HIDDEN if is_secret_name(name) and value else redact(value, identity)
+        secret = is_secret_name(name) or _RUN_TOGETHER.search(name)
+        return HIDDEN if secret and value else redact(value, identity)
     if isinstance(value, dict):
         return {key: redact_value(one, identity, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -155,7 +165,7 @@ def redact_value(value: Any, identity: Identity, name: str = "") -> Any:
 def _named(found: Match[str]) -> str:
     """The value of a secret name; what only counts tokens, or is empty, stays."""
     name, value = found["name"], found["value"]
-    if not is_secret_name(name) or value in _NO_SECRETS:
+    if value in _NO_SECRETS or not (is_secret_name(name) or _RUN_TOGETHER.search(name)):
         return found.group()
     return f"{name}{found['between']}{HIDDEN}"
 
@@ -264,8 +274,11 @@ _CHANGES: tuple[Callable[[str], str], ...] = (
     _with(_SCHEME, rf"\1 {HIDDEN}"),
     _with(_URL, _url),
     _with(_TOKENS, HIDDEN),
+    _with(_LOGIN, rf"\1\2{HIDDEN}"),
+    _with(_SHORT_PASSWORD, rf"\1{HIDDEN}"),
     _with(_NAMED, _named),
     _with(_FLAG, _named),
+    _with(_NAMED_USER, lambda found: f'{found["name"]}"{HIDDEN}"'),
     _with(_IDENTITY, rf"\1{HIDDEN}"),
     _with(_SYSLOG, rf"\1{HOST}"),
     _with(_MAIL, MAIL),
@@ -277,6 +290,7 @@ _CHANGES: tuple[Callable[[str], str], ...] = (
     _with(_UUID, lambda found: f"{found.group(1) or ''}{HIDDEN}"),
     _with(_SERIAL, rf"\1{HIDDEN}"),
     _with(_WINDOWS_PATH, _windows_path),
+    _with(_WINDOWS_SLASHES, _unix_path),
     _with(_QUOTED_PATH, _quoted_path),
     _with(_UNIX_PATH, _unix_path),
     _with(_HEX, HIDDEN),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loadmaster import __version__
 from loadmaster.config import Loaded
+from loadmaster.core.facts import Finding
 from loadmaster.core.machinereport import MachineReport, PeerCopy, PortUse
 from loadmaster.core.redaction import Identity
 from loadmaster.core.secrets import is_secret_name
@@ -20,7 +21,7 @@ from loadmaster.edge.environments import installed
 from loadmaster.edge.gpus import GpuSpecError, read_nvml
 from loadmaster.edge.host import read_host
 from loadmaster.edge.libraries import copy_between_cards, read_libraries
-from loadmaster.edge.ports import FOLDER_VARIABLE, holder, holder_words, is_free
+from loadmaster.edge.ports import FOLDER_VARIABLE, holder, is_free
 from loadmaster.edge.statehome import StateError, state_home
 from loadmaster.edge.system import (
     container,
@@ -36,6 +37,7 @@ from loadmaster.edge.system import (
 from loadmaster.edge.topology import read_topology
 from loadmaster.render.configuration import config_text
 from loadmaster.render.visible import visible_log
+from loadmaster.service.enginestate import read_state
 from loadmaster.service.places import Places
 
 _TAIL_BYTES = 32 * 1024
@@ -98,6 +100,12 @@ def identity(report: MachineReport) -> Identity:
     secrets = tuple(value for name, value in os.environ.items() if is_secret_name(name) and value)
     versions = tuple(version for libraries in report.libraries for version in libraries.versions.values())
     return Identity(tuple(users - {""}), tuple(hosts - {""}), tuple(homes), secrets, versions)
+
+
+def last_findings(loaded: Loaded) -> tuple[Finding, ...]:
+    """Why the deployment's engine ended the last time; empty when it runs, or ended without a finding."""
+    state = read_state(Places(loaded.path.parent).engine)
+    return state.findings if state is not None else ()
 
 
 def deployment_sections(loaded: Loaded) -> dict[str, str]:
@@ -170,4 +178,5 @@ def _port(port: int, purpose: str) -> PortUse:
     if found is not None:
         with contextlib.suppress(OSError):
             own = f"{FOLDER_VARIABLE}=".encode() in Path(f"/proc/{found[0]}/environ").read_bytes()
-    return PortUse(port, purpose, holder_words(port) or "a process that cannot be seen", own)
+    held = f"process {found[0]} {found[1]}" if found is not None else "a process that cannot be seen"
+    return PortUse(port, purpose, held + (" of a deployment" if own else ""), own)
