@@ -53,16 +53,15 @@ def watch(
 
     NAME is a deployment; it may be left out where there is one only. Without any, the cards alone are shown. On a
     terminal the view is drawn anew each second; elsewhere there is a line each ten seconds and for each alert, with
-    --json an object a line. Ctrl-C ends it. Exit code of --once: 0 all is well, 1 the engine is down or an alert
-    holds, 3 nothing could be read.
+    --json an object a line. Ctrl-C ends it. Exit code of --once, also with --replay: 0 all is well, 1 the engine is
+    down, an alert holds or --record could not be written, 3 nothing could be read.
     """
     import asyncio
 
     if replay is not None:
         if name is not None or record is not None:
             raise Failure("--replay shows a file alone", "leave NAME and --record out")
-        _replay(replay, once, as_json, _REPLAY_S if interval is None else interval)
-        return
+        sys.exit(_replay(replay, once, as_json, _REPLAY_S if interval is None else interval))
     if interval is not None and interval < 0.1:
         raise Failure(f"--interval {interval:g}: at least 0.1 s lie between looks")
     try:
@@ -84,16 +83,26 @@ async def _live(name: str | None, once: bool, as_json: bool, record: Path | None
         with outlet:
             async for snapshot in _looks(sampler, _FIRST_S if once else interval or 1.0, 2 if once else None):
                 changes = view.take(snapshot)
-                if writer is not None:
-                    writer.add(snapshot)
                 outlet.show(changes)
-    except RecordingError as error:
-        raise Failure(error.message, error.hint, PROBLEM) from None
+                if writer is not None:
+                    try:
+                        writer.add(snapshot)
+                    except RecordingError as error:
+                        writer = None
+                        _say(f"{error.message}: the recording ends here, the view goes on")
     finally:
         if writer is not None:
             writer.close()
         await sampler.close()
-    return _code(view)
+    code = _code(view)
+    return PROBLEM if code == OK and record is not None and writer is None else code
+
+
+def _say(text: str) -> None:
+    """Beside the result: what became of the recording."""
+    from loadmaster.render.visible import visible
+
+    click.echo(f"warning: {visible(text)}", err=True)
 
 
 async def _looks(sampler: Sampler, interval_s: float, most: int | None) -> AsyncIterator[Snapshot]:
@@ -150,8 +159,8 @@ def _writer(path: Path, name: str | None, interval_s: float, limits: WatchLimits
         raise Failure(error.message, error.hint, USAGE) from None
 
 
-def _replay(path: Path, once: bool, as_json: bool, interval_s: float) -> None:
-    """All of a recording; ``once``: its end alone."""
+def _replay(path: Path, once: bool, as_json: bool, interval_s: float) -> int:
+    """All of a recording; ``once``: its end alone, judged by the exit code."""
     import time
 
     from loadmaster.core.watchview import WatchView
@@ -170,11 +179,27 @@ def _replay(path: Path, once: bool, as_json: bool, interval_s: float) -> None:
                         time.sleep(interval_s)
                 outlet.end()
         except KeyboardInterrupt:
-            return
+            return OK
     except RecordingError as error:
+        if as_json and not once:
+            _end_objects(error.message, error.hint)
         raise Failure(error.message, error.hint, USAGE) from None
     if view.latest is None:
         raise Failure(f"{path} has no readings", exit_code=COULD_NOT_TELL)
+    if snapshots.cut_line is not None:
+        _say(f"{path}: line {snapshots.cut_line} is cut, as by a writer that was killed: it is left out")
+    return _code(view) if once else OK
+
+
+def _end_objects(message: str, hint: str | None) -> None:
+    """After the objects of the readings one of the error; where there are none, the command line writes it."""
+    import msgspec
+
+    from loadmaster.render.documents import error_document
+    from loadmaster.terminal import result_begun
+
+    if result_begun():
+        write_result(msgspec.json.encode(error_document(message, hint)).decode() + "\n")
 
 
 def _code(view: WatchView) -> int:

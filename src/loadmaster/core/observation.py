@@ -6,7 +6,8 @@ one :class:`Snapshot` a line.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -106,3 +107,38 @@ class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cards: tuple[CardReading, ...] | None = None
     engine: EngineReading | None = None
     missing: tuple[str, ...] = ()
+
+
+_LARGEST = 1 << 63
+_LATEST = 253_402_000_000.0  # seconds of the epoch: within the year 9999, the last one that clocks can show
+_TIMES = ("at", "since", "began")
+_COLDEST = -273.15
+
+
+def impossible(reading: Struct) -> str | None:
+    """What in a reading, or in what is kept beside readings, can be no figure of a machine; None: all of it may be."""
+    return next(_impossible(reading, ""), None)
+
+
+def _impossible(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, Struct):
+        for field in value.__struct_fields__:
+            yield from _impossible(getattr(value, field), field)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _impossible(item, name)
+        if name == "cards":
+            numbers = [card.index for card in value]
+            twice = next((number for number in numbers if numbers.count(number) > 1), None)
+            if twice is not None:
+                yield f"two cards have the index {twice}"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _impossible(item, f"{name}.{key}")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        least = _COLDEST if name == "temperature_c" else 0
+        most = _LATEST if name in _TIMES else _LARGEST
+        if value < least:
+            yield f"{name} is under {least:g}"
+        elif not value < most:  # also what is no number
+            yield f"{name} is too large"
