@@ -236,9 +236,10 @@ def test_a_launch_that_fits_by_the_plan_is_a_contradiction_and_no_fix_is_invente
 def test_weights_that_are_too_heavy_need_more_cards_or_fewer_bits() -> None:
     command = "vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct"
     fixes = fixes_of(shown("oom-weights", command=command, tried_to_allocate_bytes=512 * MIB, **FULL_CARD))
-    assert fixes[0].argv[:2] == ("--tensor-parallel-size", "4")
-    assert fixes[0].replanned
-    assert "fewer bits" in fixes[1].why
+    assert "fewer bits" in fixes[0].why
+    assert fixes[-1].argv[:2] == ("--tensor-parallel-size", "4")
+    assert fixes[-1].why.startswith("Needs other hardware: 4 cards")
+    assert not any(fix.replanned for fix in fixes)  # none on the two cards that are there
 
 
 def test_the_share_beside_what_others_hold_leaves_a_cache() -> None:
@@ -343,3 +344,44 @@ def test_any_readings_give_fixes_or_none_and_never_an_error(
     for fix in found.findings[0].fixes:
         assert fix.why
         assert not fix.replanned or fix.argv
+
+
+# ---------------------------------------------------------------------------------------------- what was named
+
+
+PROFILE: dict[str, Any] = {
+    "model_loading_bytes": (size(11.52),) * 2,
+    "tried_to_allocate_bytes": 512 * MIB,
+    "card_total_bytes": size(15.99),
+    "card_free_bytes": 305 * MIB,
+    "in_use_bytes": size(15.65),
+}
+MANY_TOKENS = f"{AWQ} --max-num-batched-tokens 16384 --max-model-len 131072"
+
+
+def test_fewer_tokens_in_a_step_are_part_of_the_fix_on_the_cards_that_are_there() -> None:
+    fixes = fixes_of(shown("oom-profile-language", command=MANY_TOKENS, **PROFILE))
+    sure = [fix for fix in fixes if fix.replanned]
+    assert sure
+    assert "--max-num-batched-tokens" in sure[0].argv
+    assert not {"--tensor-parallel-size", "--enforce-eager", "--max-model-len"} & set(sure[0].argv)
+    assert "The peak of the start falls from" in sure[0].why
+    assert "It costs: " in sure[0].why
+
+
+def test_a_checkpoint_of_other_weights_is_not_planned_with() -> None:
+    other = known_model("Qwen/Qwen3-8B")
+    assert other is not None
+    found = with_fixes(shown("oom-profile-language", command=MANY_TOKENS, **PROFILE), other, None)
+    assert not any(fix.replanned for fix in found.findings[0].fixes)
+    assert "the checkpoint is not the one of this log: a rank loaded 11.52 GiB" in found.notes[0]
+
+
+def test_cards_that_contradict_the_log_are_said_and_the_log_is_believed() -> None:
+    named = [GpuFacts(index=index, total_bytes=size(23.56)) for index in range(2)]
+    diagnosis = shown("oom-profile-language", command=MANY_TOKENS, **PROFILE)
+    found = with_fixes(diagnosis, None, named)
+    assert found.findings[0].fixes == with_fixes(diagnosis, None, None).findings[0].fixes
+    assert found.notes[-1].startswith("the cards that were named have 23.56 GiB, those of the log 15.99 GiB")
+    near = [GpuFacts(index=index, total_bytes=16 * GIB) for index in range(2)]
+    assert not any("the cards that were named" in note for note in with_fixes(diagnosis, None, near).notes)

@@ -179,3 +179,25 @@ def test_cards_that_hold_the_weights_alone_are_named() -> None:
     fix = sheet.findings[0].fixes[0]
     assert fix.argv[:2] == ("--tensor-parallel-size", "2") and not fix.replanned
     assert "the weights fit" in fix.why
+
+
+def test_steps_of_many_tokens_are_given_up_before_context_pictures_and_graphs() -> None:
+    small = (GpuFacts(index=0, total_bytes=round(15.99 * GIB)), GpuFacts(index=1, total_bytes=round(15.99 * GIB)))
+    flags = "--tensor-parallel-size 2 --max-model-len 131072 --max-num-batched-tokens"
+    many = best(MOE_35B, small, f"{flags} 16384").settings
+    few = best(MOE_35B, small, f"{flags} 2048").settings
+    assert many is not None and few is not None
+    assert 2048 <= many.max_num_batched_tokens < 16384
+    assert (
+        (many.max_model_len, many.cudagraph_mode)
+        == (few.max_model_len, few.cudagraph_mode)
+        == (131072, "FULL_AND_PIECEWISE")
+    )
+    assert many.max_pixels == few.max_pixels
+
+
+def test_steps_of_many_tokens_stay_where_they_fit() -> None:
+    sheet = best(DENSE_9B, cards(79.2), "--max-num-batched-tokens 16384", concurrency=4)
+    assert sheet.settings is not None
+    assert sheet.fits is True
+    assert sheet.settings.max_num_batched_tokens == 16384

@@ -24,7 +24,7 @@ from msgspec import Struct
 from loadmaster.core.facts import LoadSheet
 from loadmaster.core.flagtable import flag_table
 from loadmaster.core.pictures import picture_rules
-from loadmaster.core.replanning import SHORTEST_CONTEXT, Case, divides, longest_in, no_video, picture_cap
+from loadmaster.core.replanning import SHORTEST_CONTEXT, Case, divides, least_batch, longest_in, no_video, picture_cap
 from loadmaster.core.sheet import Plan
 
 _SIDES = (3584, 3072, 2560, 2048, 1792, 1536, 1280, 1024, 896, 768, 640, 512)  # pixels
@@ -100,14 +100,9 @@ def _pictures(case: Case, plan: Plan, sheet: LoadSheet) -> Iterator[dict[str, An
 
 
 def _batch(case: Case, plan: Plan, sheet: LoadSheet) -> Iterator[dict[str, Any]]:
-    settings = plan.settings
-    least = settings.max_num_seqs
-    if not settings.enable_chunked_prefill:
-        least = max(least, settings.max_model_len or 0)
-    if plan.rules.align_within_batch and settings.mamba_cache_mode == "align" and plan.layouts:
-        least = max(least, plan.layouts[0].block_tokens)
+    least = least_batch(plan)
     for tokens in _BATCHES:
-        if least <= tokens < settings.max_num_batched_tokens:
+        if least <= tokens < plan.settings.max_num_batched_tokens:
             yield {"--max-num-batched-tokens": tokens}
 
 

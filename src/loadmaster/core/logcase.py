@@ -13,9 +13,11 @@ from loadmaster.core.facts import EngineFacts, Finding, GpuFacts, LaunchArgs, Mo
 from loadmaster.core.knownmodels import known_model
 from loadmaster.core.logfacts import LogFacts, LogReadings
 from loadmaster.core.logfigures import Figures
+from loadmaster.core.verdict import gib
 
 _MOST_CARDS = 64
 _SMALLEST_CARD, _LARGEST_CARD = 1 << 30, 1 << 41  # bytes; a broken line is no card
+_SAME_CARD = 0.1  # by which a card's name and what its driver leaves of it differ at most
 _OTHERS_FROM = 300 << 20  # bytes; what a driver takes for itself is less
 
 
@@ -29,6 +31,7 @@ class LogCase(Struct, frozen=True, kw_only=True):
     engine: EngineFacts
     model: ModelFacts | None
     gpus: tuple[GpuFacts, ...] | None
+    conflict: str | None = None  # what was named for it and cannot be what the log is of, a sentence
 
     @property
     def readings(self) -> LogReadings:
@@ -60,6 +63,11 @@ class LogCase(Struct, frozen=True, kw_only=True):
         """Total of the smallest card, as the log or the cards say."""
         if self.gpus:
             return min(gpu.total_bytes for gpu in self.gpus)
+        return self.card_bytes_said
+
+    @property
+    def card_bytes_said(self) -> int | None:
+        """Total of a card as the log alone says."""
         said = self.readings.card_total_bytes or self.readings.total_bytes or self.figures.gib("total")
         return said if said is not None and _SMALLEST_CARD <= said <= _LARGEST_CARD else None
 
@@ -68,7 +76,7 @@ def case_of(
     diagnosis: Diagnosis, finding: Finding, model: ModelFacts | None, gpus: Sequence[GpuFacts] | None
 ) -> LogCase:
     """``model`` None: looked up by the log's name for it. ``gpus`` None: as many as the launch takes, of the size
-    that the log says."""
+    that the log says. Where the cards that are given have another size than the log says, the log is believed."""
     facts = diagnosis.facts
     launch = _launch(facts)
     name = launch.model or facts.model
@@ -83,10 +91,20 @@ def case_of(
         model=model,
         gpus=tuple(gpus) if gpus else None,
     )
-    total = case.card_bytes
-    if case.gpus or total is None:
+    said = case.card_bytes_said
+    if case.gpus and said is not None and all(_other_size(gpu, said) for gpu in case.gpus):
+        words = (
+            f"the cards that were named have {gib(case.gpus[0].total_bytes)}, those of the log {gib(said)}: "
+            "planned with the log's"
+        )
+        return structs.replace(case, gpus=cards_of(case, said), conflict=words)
+    if case.gpus or said is None:
         return case
-    return structs.replace(case, gpus=cards_of(case, total))
+    return structs.replace(case, gpus=cards_of(case, said))
+
+
+def _other_size(gpu: GpuFacts, said: int) -> bool:
+    return abs(gpu.total_bytes - said) > _SAME_CARD * max(gpu.total_bytes, said)
 
 
 def _launch(facts: LogFacts) -> LaunchArgs:

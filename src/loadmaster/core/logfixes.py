@@ -21,6 +21,7 @@ from loadmaster.core.knownremedies import known_remedies
 from loadmaster.core.levers import Found, gentlest
 from loadmaster.core.logcards import estimated_cards
 from loadmaster.core.logcase import LogCase, case_of
+from loadmaster.core.logconflict import other_checkpoint
 from loadmaster.core.logcorrection import Seen, Stage, correction, seen_in
 from loadmaster.core.readingfixes import largest_free_share, reading_fixes
 from loadmaster.core.remedy import fix_of, smallest_fix_of
@@ -37,6 +38,7 @@ _TREATED = 3  # findings that get fixes
 _BY_FREE_MEMORY = ("free-memory-below-request", "gpu-held-by-other-process")
 _BY_THE_ENGINE = ("context-exceeds-kv", "mamba-blocks")  # whose message names the value that fits
 _UNPLANNED = "the fix was not planned"
+_MORE = "Needs other hardware: "  # what the cards at hand can do comes first
 _PEAK_WORDS = {"start": "the peak of the start", "steady": "the card at rest", "serving": "the serving peak"}
 
 
@@ -65,12 +67,19 @@ def with_fixes(diagnosis: Diagnosis, model: ModelFacts | None, gpus: Sequence[Gp
         if place > 0 and item.severity != "error":
             continue
         case = case_of(diagnosis, item, model, gpus)
+        other = other_checkpoint(case)
+        if other is not None:
+            case = structs.replace(case, model=None)
         computed, note = _computed(case)
-        if note is not None and place == 0:
-            notes.append(note)
+        if place == 0:
+            notes += [said for said in (other or note, case.conflict if item.code in remedies() else None) if said]
         fixes = _joined(computed, item.fixes)
         if not any(fix.replanned for fix in fixes):
-            fixes = tuple(_distinct([*fixes, *known_remedies(item.code, case.launch, case.engine)]))
+            known = known_remedies(item.code, case.launch, case.engine)
+            if case.engine.name == "vllm" and item.code not in remedies():
+                known = tuple(_planned(case, fix) for fix in known)
+            fixes = tuple(_distinct([*fixes, *known]))
+        fixes = tuple(sorted(fixes, key=lambda fix: fix.why.startswith(_MORE)))
         findings[place] = structs.replace(item, fixes=fixes)
     findings += _wrong_advice(diagnosis, model)
     return structs.replace(diagnosis, findings=tuple(findings), notes=(*diagnosis.notes, *notes))
@@ -166,13 +175,13 @@ def _by_levers(given: Case, remedy: Remedy) -> tuple[list[Fix], str | None]:
     plan, sheet = given.with_changes({})
     holds = _fits if remedy.stage == "serving" else _starts
     if holds(plan, sheet):
-        return [], _contradiction(plan, sheet)
+        return [], _contradiction(sheet)
     tried = (gentlest(given, lever, plan, sheet, holds) for lever in remedy.levers)
     held = list(islice((found for found in tried if found is not None), _ENOUGH))
     fixes = [_fix(remedy, plan, sheet, found) for found in held]
     if any(found.sheet.fits is True for found in held):
         return fixes, None
-    further = [_with_costs(given, fix, plan) for fix in smallest_fix_of(given, sheet)]
+    further = [_weighed(given, remedy, fix, plan, sheet) for fix in smallest_fix_of(given, sheet)]
     if fixes:
         return [*fixes, *(fix for fix in further if fix.replanned)], None
     if any(fix.replanned for fix in further):
@@ -200,12 +209,15 @@ def _seen(case: LogCase, remedy: Remedy) -> Seen:
     return seen
 
 
-def _contradiction(plan: Plan, sheet: LoadSheet) -> str:
-    load = max(sheet.gpus, key=lambda load: max(load.peak_high_bytes.values()) - load.total_bytes)
-    highest = max(load.peak_high_bytes.values())
+def _contradiction(sheet: LoadSheet) -> str:
+    fits = sheet.fits is True
+    names = tuple(sheet.gpus[0].peak_high_bytes) if fits else ("start", "steady")  # else the start alone is sure
+    load = max(sheet.gpus, key=lambda load: max(load.peak_high_bytes[name] for name in names) - load.total_bytes)
+    highest = max(load.peak_high_bytes[name] for name in names)
     return (
-        f"the fix was not planned: by the plan this launch fits, with at most {gib(highest)} of {gib(load.total_bytes)}"
-        " on a card. Another process may have held memory then, or the checkpoint or the cards are others"
+        f"the fix was not planned: by the plan this launch {'fits' if fits else 'starts'}, with at most {gib(highest)} "
+        f"of {gib(load.total_bytes)} on a card. Another process may have held memory then, or the checkpoint or the "
+        "cards are others"
     )
 
 
@@ -297,20 +309,39 @@ def _changes(fix: Fix, case: Case) -> dict[str, Any]:
     return {**dict.fromkeys(fix.remove), **flags}
 
 
-def _with_costs(case: Case, fix: Fix, before: Plan) -> Fix:
-    """A fix of the general search, with what it costs."""
-    if not fix.argv or not fix.replanned:
+def _weighed(case: Case, remedy: Remedy, fix: Fix, before: Plan, sheet: LoadSheet) -> Fix:
+    """A fix of the general search, with the figure that failed before and after, and what it costs.
+
+    One for more cards than there are is no fix of this launch: said to need them, and not called planned for it.
+    """
+    if not fix.argv and not fix.remove:
         return fix
     changes = _changes(fix, case)
-    if changes.get("--tensor-parallel-size", 0) > len(case.gpus):
-        return fix  # more cards than there are: its own words say so
-    return structs.replace(fix, why=f"{fix.why}.{_cost_words(before, case.plan(changes))}")
+    if _takes_more_cards(case, changes):
+        return structs.replace(fix, why=_MORE + fix.why, replanned=False)
+    plan, after = case.with_changes(changes)
+    if not after.gpus or not after.gpus[0].peak_bytes:
+        return fix
+    effect = _effect(remedy.peak, before, sheet, Found("", changes, plan, after))
+    if not fix.replanned:
+        effect += "; it is not sure that all fits"
+    return structs.replace(fix, why=f"{effect} ({fix.why}).{_cost_words(before, plan)}{_risk(after)}")
+
+
+def _takes_more_cards(case: Case, changes: dict[str, Any]) -> bool:
+    settings = case.plan(changes).settings
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size * settings.data_parallel_size
+    return ranks > len(case.gpus)
 
 
 def _planned(case: LogCase, fix: Fix) -> Fix:
     """A fix of another kind, marked as planned where model and cards are known and it fits with them."""
-    if fix.replanned or not fix.argv or case.model is None or not case.gpus:
+    if fix.replanned or not (fix.argv or fix.remove) or case.model is None:
         return fix
+    if case.finding.code == "quant-method-mismatch" and case.model.quantization.method is not None:
+        fix = structs.replace(fix, why=f"The checkpoint is in the format {case.model.quantization.method}. {fix.why}")
+    if not case.gpus:
+        return structs.replace(fix, why=f"{fix.why} Not planned: the log does not name the cards; --gpus does.")
     given = Case(case.model, case.gpus, case.launch, case.engine)
     _, sheet = given.with_changes(_changes(fix, given))
     if sheet.fits is not True:

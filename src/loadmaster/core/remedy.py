@@ -21,6 +21,7 @@ from loadmaster.core.replanning import (
     Flags,
     cards_that_run,
     divides,
+    least_batch,
     longest_in,
     no_video,
     other_share,
@@ -216,7 +217,7 @@ def _candidates(
     for count in _SEQUENCES:
         if count < settings.max_num_seqs:
             yield {"--max-num-seqs": count}, f"at most {count} sequences at once"
-    if settings.max_num_batched_tokens > SMALL_BATCH:
+    if least_batch(plan) <= SMALL_BATCH < settings.max_num_batched_tokens:
         yield {"--max-num-batched-tokens": SMALL_BATCH}, f"steps of at most {SMALL_BATCH:,} tokens"
     if settings.max_model_len is not None:
         longest = longest_in(plan)

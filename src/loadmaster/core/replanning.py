@@ -142,6 +142,17 @@ def other_share(plan: Plan, sheet: LoadSheet, requests: float = 1.0) -> dict[str
     return {"--gpu-memory-utilization": share}
 
 
+def least_batch(plan: Plan) -> int:
+    """Tokens of a step below which the engine refuses the launch."""
+    settings = plan.settings
+    least = settings.max_num_seqs
+    if not settings.enable_chunked_prefill:
+        least = max(least, settings.max_model_len or 0)
+    if plan.rules.align_within_batch and settings.mamba_cache_mode == "align" and plan.layouts:
+        least = max(least, plan.layouts[0].block_tokens)
+    return least
+
+
 def longest_in(plan: Plan) -> int:
     """Tokens of the longest request that has room for certain."""
     if plan.tightest is None or not plan.layouts:

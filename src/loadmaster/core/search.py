@@ -3,7 +3,9 @@
 ``data/recommendation.toml`` has the steps in the order in which things are given up, with the reason. The first
 step that fits is taken, and then what fits beyond it: a longer context, more sequences, larger pictures. What the
 user fixed holds: a wish or a flag is met exactly, and released only when no step fits with it (flags before wishes,
-and before both the promise that all requests have room at once). Only what was planned again is returned.
+and before both the promise that all requests have room at once). One flag is no such limit: steps of many tokens
+cost memory and only shorten the reading of long prompts, so a launch that does not fit is looked for with small ones,
+and gets back as much of the given number as still fits. Only what was planned again is returned.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from msgspec import Struct, structs
 from loadmaster.core.facts import LoadSheet
 from loadmaster.core.pictures import TEXT_AROUND, picture_rules, text_room
 from loadmaster.core.replanning import (
+    SMALL_BATCH,
     Case,
     cards_that_run,
     divides,
+    least_batch,
     longest_in,
     no_video,
     other_share,
@@ -32,8 +36,10 @@ from loadmaster.core.tables import load_toml
 from loadmaster.core.wishes import Wishes
 
 _SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+_BATCHES = (32768, 16384, 12288, 8192, 6144, 4096, 3072)
 _SIDES = (4096, 3584, 3072, 2560, 2048, 1792, 1536, 1280, 1024, 768, 512, 384, 256)
 _LENGTH_STEP = 1024
+_BATCH = "--max-num-batched-tokens"
 _ROPE_FLAGS = ("--hf-overrides", "--rope-scaling")
 
 
@@ -98,11 +104,19 @@ class Search:
         self.unit = rules.side or 1 if rules is not None else 1
         self.declared = model_context(case.model)
         self.given_context = self._context_given()
-        self.base = cards_that_run(case)
-        self.improving = wishes == Wishes() and self._with(self.base)[1].fits is True
+        self.cards = cards_that_run(case)
+        plan, sheet = self._with(self.cards)
+        self.improving = wishes == Wishes() and sheet.fits is True
+        self.base = self.cards if sheet.fits is True else self.cards | self._small_batch(plan)
         self.context = self._ceiling()
 
     # ---------------------------------------------------------------------------------------- what is fixed
+
+    def _small_batch(self, plan: Plan) -> dict[str, Any]:
+        """Steps of few tokens in place of the many that a flag gives; nothing where the engine needs as many."""
+        if _BATCH not in self.given or not least_batch(plan) <= SMALL_BATCH < plan.settings.max_num_batched_tokens:
+            return {}
+        return {_BATCH: SMALL_BATCH}
 
     def _context_given(self) -> int | None:
         """The context that a flag gives; None: none, or it is left to the engine."""
@@ -160,10 +174,10 @@ class Search:
 
     def run(self) -> Found:
         """The best launch that fits; else one that may fit; else the given one on cards that it can run on."""
-        plan, sheet = self._with(self.base)
+        plan, sheet = self._with(self.cards)
         if not plan.weights_known or too_heavy(plan):
-            return Found(self.base, plan, sheet)
-        return self.certain() or self._undecided() or Found(self.base, *self._with(self.base))
+            return Found(self.cards, plan, sheet)
+        return self.certain() or self._undecided() or Found(self.cards, plan, sheet)
 
     def certain(self) -> Found | None:
         """The best launch that fits for certain: on as few cards as give all, else on all of them."""
@@ -312,6 +326,20 @@ class Search:
             plan, sheet = self._with(changes)
             if sheet.fits is True and self._enough(plan, hold):
                 found = Found(changes, plan, sheet)
+        return self._with_largest_batch(found, hold)
+
+    def _with_largest_batch(self, found: Found, hold: _Hold) -> Found:
+        """With the number of tokens in a step that was given, else the largest below it that still fits."""
+        if _BATCH not in found.changes:
+            return found
+        given = self.settings.max_num_batched_tokens
+        for tokens in (given, *(size for size in _BATCHES if size < given)):
+            changes = {name: value for name, value in found.changes.items() if name != _BATCH}
+            if tokens < given:
+                changes[_BATCH] = tokens
+            plan, sheet = self._with(changes)
+            if sheet.fits is True and self._enough(plan, hold):
+                return Found(changes, plan, sheet)
         return found
 
     # ---------------------------------------------------------------------------------------- trying
