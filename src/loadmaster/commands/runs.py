@@ -11,7 +11,7 @@ import click
 
 from loadmaster.commands.deploymentname import DeploymentName
 from loadmaster.commands.options import json_option
-from loadmaster.failure import OK, PROBLEM, USAGE, Failure
+from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, USAGE, Failure
 from loadmaster.terminal import terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 class _NameOrCommand(click.Group):
     """A group whose first word is one of its commands, or else the name of a deployment for ``list``."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        records = [param.get_help_record(ctx) for param in self.commands["list"].params]
+        with formatter.section("Options of the list"):
+            formatter.write_dl([record for record in records if record is not None])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not any(word in self.commands for word in args) and not any(word in ("-h", "--help") for word in args):
@@ -43,16 +49,20 @@ def runs() -> None:
 @json_option
 def list_(name: str | None, limit: int, as_json: bool) -> None:
     """The runs, the newest first."""
+    import time
+
     from loadmaster.render.documents import encode
     from loadmaster.render.runs import runs_document, runs_text
+    from loadmaster.service.runningruns import running_among
 
-    with _run_errors():
+    with _run_errors(as_json):
         query = _query()
         kept = [(run, query.reconciliations(run.number)) for run in query.runs(name, limit)]
+        running = running_among([run for run, _ in kept])
     if as_json:
-        write_result(encode(runs_document(kept)))
+        write_result(encode(runs_document(kept, running)))
     elif kept:
-        write_result(runs_text(kept) + "\n")
+        write_result(runs_text(kept, running, time.time(), terminal_width()) + "\n")
     else:
         of = f" of {name}" if name is not None else ""
         click.echo(f"no runs{of} are kept yet; loadmaster up NAME begins one", err=True)
@@ -68,7 +78,7 @@ def show(number: int, other: int | None, as_json: bool) -> None:
     from loadmaster.render.documents import encode
     from loadmaster.render.runs import compared_document, compared_text, run_document, run_text
 
-    with _run_errors():
+    with _run_errors(as_json):
         query = _query()
         first = _shown(query, number)
         second = None if other is None else _shown(query, other)
@@ -89,7 +99,7 @@ def drop(numbers: tuple[int, ...], as_json: bool) -> None:
     """Forget runs; what was learnt from them is then not learnt any more."""
     from loadmaster.render.documents import SCHEMA, encode
 
-    with _run_errors():
+    with _run_errors(as_json):
         query = _query()
         for number in numbers:
             if query.run(number) is None:
@@ -111,6 +121,7 @@ def drop(numbers: tuple[int, ...], as_json: bool) -> None:
 @json_option
 def calibration(key: str | None, drop_all: bool, as_json: bool) -> None:
     """What agreeing runs on this machine have taught the plan, and how to undo it."""
+    import shlex
     import time
 
     from loadmaster.core.learning import learn
@@ -120,7 +131,7 @@ def calibration(key: str | None, drop_all: bool, as_json: bool) -> None:
 
     if key is not None and drop_all:
         raise Failure("--drop and --drop-all exclude each other")
-    with _run_errors():
+    with _run_errors(as_json):
         query = _query()
         samples = read_samples(query)
         learnt = learn(samples, query.forgotten())
@@ -137,7 +148,7 @@ def calibration(key: str | None, drop_all: bool, as_json: bool) -> None:
         write_result(encode(calibration_document(learnt, dropped)))
     else:
         for one in dropped:
-            click.echo(f"dropped: {one}", err=True)
+            click.echo(f"dropped: {shlex.quote(one)}", err=True)
         if learnt:
             write_result(calibration_text(learnt, terminal_width()) + "\n")
         elif not dropped:
@@ -148,16 +159,24 @@ def calibration(key: str | None, drop_all: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _run_errors() -> Iterator[None]:
+def _run_errors(as_json: bool) -> Iterator[None]:
+    """Say what is wrong; with ``--json`` as an object as well. A file that cannot be read leaves the answer open."""
     from loadmaster.edge.runquery import RunsUnreadable
     from loadmaster.edge.statehome import StateError, WriteError
 
     try:
-        yield
-    except RunsUnreadable as error:
-        raise Failure(str(error), "loadmaster up sets a damaged file aside and begins a new one", PROBLEM) from None
-    except StateError as error:
-        raise Failure(error.message, error.hint, PROBLEM if isinstance(error, WriteError) else USAGE) from None
+        try:
+            yield
+        except RunsUnreadable as error:
+            raise Failure(str(error), error.hint, COULD_NOT_TELL) from None
+        except StateError as error:
+            raise Failure(error.message, error.hint, PROBLEM if isinstance(error, WriteError) else USAGE) from None
+    except Failure as failure:
+        if as_json:
+            from loadmaster.render.documents import encode, error_document
+
+            write_result(encode(error_document(failure.message, failure.hint)))
+        raise
 
 
 @contextmanager
@@ -181,6 +200,7 @@ def _query() -> RunQuery:
 
 def _shown(query: RunQuery, number: int) -> ShownRun:
     from loadmaster.render.runs import ShownRun
+    from loadmaster.service.runningruns import running_among
 
     run = query.run(number)
     if run is None:
@@ -191,6 +211,7 @@ def _shown(query: RunQuery, number: int) -> ShownRun:
         plan=query.plan(number),
         found=tuple(query.reconciliations(number)),
         findings=tuple(query.findings(run.record.deployment, run.record.started, until)),
+        running=bool(running_among([run])),
     )
 
 

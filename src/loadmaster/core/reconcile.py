@@ -21,6 +21,7 @@ Point = Literal["ready", "serving"]
 
 _NOTICED = 32 * MIB  # and a fiftieth of the plan: smaller differences are those of rounding
 _NOTICED_SHARE = 0.02
+_UNEXPLAINED_NOTICED = 320 * MIB  # the recorded runs have up to 0.30 GiB: docs/accuracy.md
 
 
 class CardActual(Struct, frozen=True, kw_only=True):
@@ -87,6 +88,19 @@ class CardReconciliation(Struct, frozen=True, kw_only=True):
     off: tuple[str, ...] = ()  # lines that differ noticeably, the largest first
 
 
+class HostReconciliation(Struct, frozen=True, kw_only=True):
+    """Host memory of an engine that computes there. Bytes. ``low_bytes`` is of the idle engine, the rest of serving.
+
+    ``resident_bytes``: of its processes, None: not read. Nothing tells it apart by component.
+    """
+
+    planned_bytes: int
+    low_bytes: int
+    high_bytes: int
+    resident_bytes: int | None = None
+    reason: str | None = None
+
+
 class Reconciliation(Struct, frozen=True, kw_only=True):
     """Plan against actual of one run at one point. ``notes``: what could not be compared, and why."""
 
@@ -94,6 +108,27 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     cards: tuple[CardReconciliation, ...]
     served: ServedLoad = ServedLoad()
     notes: tuple[str, ...] = ()
+    host: HostReconciliation | None = None
+
+
+def reconcile_host(sheet: LoadSheet, resident_bytes: int | None) -> Reconciliation:
+    """Compare the plan of host memory (core/hostplan.py) with what the ready engine's processes hold of it."""
+    load = sheet.gpus[0]
+    low, high = load.peak_low_bytes["steady"], load.peak_high_bytes["serving"]
+    reason = None
+    if resident_bytes is not None and not low <= resident_bytes <= high:
+        reason = _reason("host", 1 if resident_bytes > high else -1)
+    host = HostReconciliation(
+        planned_bytes=load.peak_bytes["serving"],
+        low_bytes=low,
+        high_bytes=high,
+        resident_bytes=resident_bytes,
+        reason=reason,
+    )
+    notes = (
+        () if resident_bytes is not None else ("the system does not tell how much memory the engine's processes hold",)
+    )
+    return Reconciliation(point="ready", cards=(), notes=notes, host=host)
 
 
 def reconcile(sheet: LoadSheet, actual: RunActual, point: Point, replays: Sequence[RankReplay] = ()) -> Reconciliation:
@@ -139,7 +174,9 @@ def _card(
         actual_bytes=used,
         unexplained_bytes=unexplained,
         other_bytes=None if read is None else read.other_bytes,
-        reason=None if unexplained is None or abs(unexplained) < _NOTICED else _reason("unexplained", unexplained),
+        reason=None
+        if unexplained is None or abs(unexplained) < _UNEXPLAINED_NOTICED
+        else _reason("unexplained", unexplained),
         off=tuple(line.name for line in sorted(off, key=lambda line: -abs(line.difference or 0))),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shlex
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
@@ -18,11 +20,17 @@ from loadmaster.core.reconcile import Reconciliation, RunActual
 from loadmaster.core.runrecord import KeptFinding, RunEnding, RunRecord
 from loadmaster.core.served import RankReplay
 from loadmaster.edge.readingtiers import TIERS, layout_names, second_slots, unpack
-from loadmaster.edge.runschema import SchemaTooNew, connect_for_reading
+from loadmaster.edge.runschema import SchemaTooNew, connect_for_reading, is_damaged
+
+_MOST_NUMBER = (1 << 63) - 1  # SQLite has no larger integers
 
 
 class RunsUnreadable(Exception):
-    """The file of runs cannot be read; the message says why."""
+    """The file of runs cannot be read; the message says why, ``hint`` what to do about it."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class StoredRun(Struct, frozen=True, kw_only=True):
@@ -70,13 +78,13 @@ class RunQuery:
             where, values = ("WHERE deployment = ?", (deployment,)) if deployment is not None else ("", ())
             rows = database.execute(
                 f"SELECT number, record, ended, message, code FROM run {where} ORDER BY number DESC LIMIT ?",
-                (*values, limit),
+                (*values, min(limit, _MOST_NUMBER)),
             ).fetchall()
             return [run for row in rows if (run := _run(row)) is not None]
 
     def run(self, number: int) -> StoredRun | None:
         with self._open() as database:
-            if database is None:
+            if database is None or number > _MOST_NUMBER:
                 return None
             row = database.execute(
                 "SELECT number, record, ended, message, code FROM run WHERE number = ?", (number,)
@@ -206,10 +214,30 @@ class RunQuery:
                     yield None
                     return
                 yield database
-        except SchemaTooNew as error:
-            raise RunsUnreadable(f"{self.path}: {error}") from None
+        except SchemaTooNew:
+            raise RunsUnreadable(
+                f"{self.path} was written by a newer release of loadmaster; it is left alone",
+                "pip install --upgrade loadmaster",
+            ) from None
         except sqlite3.Error as error:
-            raise RunsUnreadable(f"{self.path} cannot be read: {error}") from None
+            raise RunsUnreadable(*_unreadable(error, self.path)) from None
+
+
+def _unreadable(error: sqlite3.Error, path: Path) -> tuple[str, str | None]:
+    """What is wrong with the file, and what helps."""
+    if path.is_dir():
+        return f"{path} is a folder, where the file of runs should be", f"move it away: {move_away(path)}"
+    if is_damaged(error):
+        words = "loadmaster up NAME sets a damaged file aside and begins a new one"
+        return f"{path} cannot be read: {error}", words
+    if not os.access(path, os.R_OK):
+        return f"{path} cannot be read: you may not read it", f"chmod u+r {shlex.quote(str(path))}"
+    return f"{path} cannot be read: {error}", None
+
+
+def move_away(path: Path) -> str:
+    """A command that gives the place of the file of runs free."""
+    return shlex.join(["mv", str(path), f"{path}.away"])
 
 
 def _reconciliation(content: str) -> Reconciliation | None:

@@ -25,7 +25,7 @@ from loadmaster.core.reconcile import Reconciliation
 from loadmaster.core.runrecord import RunEnding, RunRecord
 from loadmaster.core.series import values_of
 from loadmaster.edge.readingtiers import Tiers
-from loadmaster.edge.runquery import RunObservation, RunQuery
+from loadmaster.edge.runquery import RunObservation, RunQuery, move_away
 from loadmaster.edge.runschema import SchemaTooNew, connect, is_damaged, set_aside
 from loadmaster.edge.statehome import StateError, make_folder
 
@@ -286,6 +286,8 @@ def _json(value: Any) -> str:
 
 def _words(error: sqlite3.Error, path: Path) -> str:
     text = str(error)
+    if path.is_dir():
+        return f"cannot write {path}: it is a folder; move it away: {move_away(path)}"
     if "full" in text:
         return f"cannot write {path}: the disk is full; make room on the file system of {path.parent}"
     if "readonly" in text or "unable to open" in text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from loadmaster.core.facts import LoadSheet
 from loadmaster.core.localcalibration import Learnt
-from loadmaster.core.reconcile import CardReconciliation, Line, Reconciliation
-from loadmaster.core.runrecord import KeptFinding
+from loadmaster.core.reconcile import CardReconciliation, HostReconciliation, Line, Reconciliation
+from loadmaster.core.runrecord import KeptFinding, RunEnding
 from loadmaster.render.documents import SCHEMA
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
 from loadmaster.render.status import duration
-from loadmaster.render.units import bare_gib, gib, size
+from loadmaster.render.units import bare_gib, size
 from loadmaster.render.visible import visible
 
 if TYPE_CHECKING:
@@ -35,53 +35,78 @@ class ShownRun(Struct, frozen=True, kw_only=True):
     plan: LoadSheet | None = None
     found: tuple[Reconciliation, ...] = ()
     findings: tuple[KeptFinding, ...] = ()
+    running: bool = False
 
 
 # ---------------------------------------------------------------------------------------------- the list
 
 
-def runs_text(kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]]) -> str:
-    """A line a run."""
-    rows = [("RUN", "DEPLOYMENT", "STARTED", "FOR", "ENGINE", "HELD", "UNEXPLAINED", "ENDED")]
-    later: set[str] = set()  # deployments with a run after the one at hand
-    for run, found in kept:
-        record, ending = run.record, run.ending
-        unseen = "nobody saw it end" if record.deployment in later else "-"
-        later.add(record.deployment)
-        held, unexplained = _most_held(found), _most_unexplained(found)
-        rows.append(
-            (
-                str(run.number),
-                record.deployment,
-                _when(record.started),
-                duration(None if ending is None else ending.ended - record.started),
-                f"{record.engine.name} {record.engine.version or ''}".strip(),
-                "-" if held is None else gib(held),
-                "-" if unexplained is None else _signed(unexplained),
-                unseen if ending is None else visible(ending.message),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(7)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[7]]).rstrip() for row in rows
+def runs_text(
+    kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]], running: Collection[int], now: float, width: int = 80
+) -> str:
+    """A line a run, or two where ``width`` has no room for one. ``running``: numbers of those that go on."""
+    heads = ("RUN", "DEPLOYMENT", "STARTED", "FOR", "ENGINE", "HELD", "UNEXPLAINED", "ENDED")
+    rows = [heads, *(_list_row(run, found, run.number in running, now) for run, found in kept)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    if sum(widths) + 2 * (len(heads) - 1) <= width:
+        return "\n".join(_columns(row, widths) for row in rows)
+    lines = [_columns(heads[:4], widths)]
+    for row in rows[1:]:
+        engine, held, unexplained, ended = row[4:]
+        further = [engine, "" if held == "-" else f"held {held}"]
+        further += ["" if unexplained == "-" else f"unexplained {unexplained}", ended]
+        lines.append(_columns(row[:4], widths))
+        lines += wrap("; ".join(filter(None, further)), width, "     ", "     ")
+    return "\n".join(lines)
+
+
+def _list_row(run: StoredRun, found: Sequence[Reconciliation], running: bool, now: float) -> tuple[str, ...]:
+    record, ending = run.record, run.ending
+    until = ending.ended if ending is not None else now if running else None
+    held, unexplained = _most_held(found), _most_unexplained(found)
+    return (
+        str(run.number),
+        record.deployment,
+        _when(record.started),
+        duration(None if until is None else until - record.started),
+        f"{record.engine.name} {record.engine.version or ''}".strip(),
+        "-" if held is None else size(held),
+        "-" if unexplained is None else _signed(unexplained),
+        _ended(ending, running),
     )
 
 
-def runs_document(kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]]) -> dict[str, Any]:
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip()
+
+
+def _ended(ending: RunEnding | None, running: bool) -> str:
+    if ending is not None:
+        return visible(ending.message)
+    return "still runs" if running else "nobody saw it end"
+
+
+def runs_document(
+    kept: Sequence[tuple[StoredRun, Sequence[Reconciliation]]], running: Collection[int]
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "runs": [
-            {**_run_fields(run), "held_bytes": _most_held(found), "unexplained_bytes": _most_unexplained(found)}
+            {
+                **_run_fields(run, run.number in running),
+                "held_bytes": _most_held(found),
+                "unexplained_bytes": _most_unexplained(found),
+            }
             for run, found in kept
         ],
     }
 
 
 def _most_held(found: Sequence[Reconciliation]) -> int | None:
-    """Of the fullest card at any point."""
-    return max(
-        (card.actual_bytes for one in found for card in one.cards if card.actual_bytes is not None), default=None
-    )
+    """Of the fullest card at any point, or of the host."""
+    cards = [card.actual_bytes for one in found for card in one.cards]
+    hosts = [one.host.resident_bytes for one in found if one.host is not None]
+    return max((held for held in (*cards, *hosts) if held is not None), default=None)
 
 
 def _most_unexplained(found: Sequence[Reconciliation]) -> int | None:
@@ -96,7 +121,7 @@ def run_document(shown: ShownRun) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": {
-            **_run_fields(shown.run),
+            **_run_fields(shown.run, shown.running),
             "argv": list(shown.run.record.argv),
             "env": shown.run.record.env,
             "cards": msgspec.to_builtins(shown.run.record.cards),
@@ -109,12 +134,13 @@ def run_document(shown: ShownRun) -> dict[str, Any]:
     }
 
 
-def _run_fields(run: StoredRun) -> dict[str, Any]:
+def _run_fields(run: StoredRun, running: bool) -> dict[str, Any]:
     record, ending = run.record, run.ending
     return {
         "number": run.number,
         "deployment": record.deployment,
         "started": record.started,
+        "running": running,
         "ended": None if ending is None else ending.ended,
         "message": None if ending is None else ending.message,
         "exit_code": None if ending is None else ending.code,
@@ -129,12 +155,14 @@ def run_text(shown: ShownRun, width: int = 80, paint: Paint = plain) -> str:
     """The run's facts, then each card at each point."""
     blocks = ["\n".join(_head(shown, width, paint))]
     for one in shown.found:
+        if one.host is not None:
+            blocks.append("\n".join(_host(one.host, one.point, width, paint)))
         for card in one.cards:
             blocks.append("\n".join(_card(card, one.point, width, paint)))
         if one.notes:
             blocks.append("\n".join(line for note in one.notes for line in wrap(note, width, "note: ", "      ")))
     if not shown.found:
-        blocks.append("Nothing was compared: the engine was never ready, or there is no plan of its cards.")
+        blocks.append("\n".join(wrap(_not_compared(shown), width, "")))
     if shown.findings:
         lines = [paint("findings", "bold")]
         for kept in shown.findings:
@@ -145,6 +173,25 @@ def run_text(shown: ShownRun, width: int = 80, paint: Paint = plain) -> str:
     return "\n\n".join(blocks)
 
 
+def _not_compared(shown: ShownRun) -> str:
+    if shown.plan is None or not shown.plan.gpus:
+        return "Nothing was compared: the run has no plan of its memory."
+    if shown.running:
+        return "Nothing is compared yet: the plan is compared once the engine is ready."
+    return "Nothing was compared: the run ended before it was ready, or what was read then was not kept."
+
+
+def _host(host: HostReconciliation, point: str, width: int, paint: Paint) -> list[str]:
+    lines = [paint(f"host memory, {_POINTS.get(point, point)}", "bold")]
+    lines.append(
+        f"  planned   {size(host.low_bytes)} to {size(host.high_bytes)}, most likely {size(host.planned_bytes)}"
+    )
+    lines.append(f"  resident  {size(host.resident_bytes)}, all processes of the engine")
+    if host.reason:
+        lines += wrap(host.reason, width, "  ", "    ")
+    return lines
+
+
 def _head(shown: ShownRun, width: int, paint: Paint) -> list[str]:
     record, ending = shown.run.record, shown.run.ending
     names = [card.name or "a card without a name" for card in record.cards]
@@ -152,7 +199,7 @@ def _head(shown: ShownRun, width: int, paint: Paint) -> list[str]:
     model = ", ".join(filter(None, (record.model, record.architecture, record.quantization)))
     rows = [
         ("started", _when(record.started)),
-        ("ended", "-" if ending is None else f"{_when(ending.ended)}: {ending.message}"),
+        ("ended", _ended(None, shown.running) if ending is None else f"{_when(ending.ended)}: {ending.message}"),
         ("engine", f"{record.engine.name} {record.engine.version or 'of unknown version'}"),
         ("model", model or "unknown"),
         ("cards", cards or "none"),
@@ -185,6 +232,8 @@ def _card(card: CardReconciliation, point: str, width: int, paint: Paint) -> lis
     else:
         lines.append(f"  {'unexplained':<22}{'':>9}{'':>10}{'':>9}{_bare_signed(card.unexplained_bytes):>9}")
     lines = [paint(f"GPU {card.index}{name}, {_POINTS.get(point, point)}", "bold"), *(row.rstrip() for row in lines)]
+    if any(line.actual is None and line.difference is not None for line in card.lines):
+        lines += wrap("activations: actual is how much more the driver counts than when ready", width, "  ", "    ")
     for label, reason in [*((line.name, line.reason) for line in card.lines), ("unexplained", card.reason)]:
         if reason:
             lines += wrap(f"{label}: {reason}", width, "  ", "    ")
@@ -194,6 +243,8 @@ def _card(card: CardReconciliation, point: str, width: int, paint: Paint) -> lis
 def _row(line: Line, paint: Paint) -> str:
     expected = bare_gib(line.expected) if line.expected != line.planned else ""
     actual = "-" if line.actual is None else bare_gib(line.actual)
+    if line.actual is None and line.difference is not None:  # not the component itself: what the driver counts more
+        actual = bare_gib(line.expected + line.difference)
     off = "" if line.difference is None else _bare_signed(line.difference)
     return paint(
         f"  {_NAMES.get(line.name, line.name):<22}{bare_gib(line.planned):>9}{expected:>10}{actual:>9}{off:>9}",
@@ -233,11 +284,12 @@ def compared_text(first: ShownRun, second: ShownRun, width: int = 80, paint: Pai
     ]
     blocks.append("\n".join(["facts", *(facts or ["  the same"])]))
     blocks.append("\n".join(["arguments", *(flags or ["  the same"])]))
-    for title, rows in (
-        ("planned, GPU by GPU", _component_rows(_planned(first), _planned(second))),
-        ("actual, GPU by GPU", _component_rows(_actual(first), _actual(second))),
+    for title, none, values in (
+        ("planned, GPU by GPU", "has a plan of its cards", (_planned(first), _planned(second))),
+        ("actual, GPU by GPU", "was compared with its cards", (_actual(first), _actual(second))),
     ):
-        blocks.append("\n".join([title, *(_difference_lines(rows) or ["  the same"])]))
+        same = "  the same" if any(values) else f"  unknown: neither run {none}"
+        blocks.append("\n".join([title, *(_difference_lines(_component_rows(*values)) or [same])]))
     return "\n\n".join(blocks)
 
 
@@ -327,13 +379,14 @@ def _or_dash(value: int | None) -> str:
 def calibration_text(learnt: Sequence[Learnt], width: int = 80) -> str:
     lines = []
     for one in learnt:
-        lines.append(one.key)
+        lines.append(shlex.quote(one.key))
         text = (
             f"{_signed(one.difference)} ({_bare_signed(one.low)} to {_bare_signed(one.high)}) on the plan's figure, "
             f"learnt from runs {', '.join(map(str, one.runs))}, the last on {one.last}"
         )
         lines += wrap(text, width, "  ")
-    lines += ["", "Plans of just that use it and say so. To forget one: loadmaster runs calibration --drop KEY"]
+    lines += ["", "Plans of just that use it and say so. To forget one, such as the first:"]
+    lines.append(f"  loadmaster runs calibration --drop {shlex.quote(learnt[0].key)}")
     return "\n".join(lines)
 
 

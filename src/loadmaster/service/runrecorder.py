@@ -14,14 +14,15 @@ from msgspec import structs
 from loadmaster import __version__
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.deployment import Deployment
-from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, LoadSheet
+from loadmaster.core.facts import GIB, MIB, EngineFacts, GpuFacts, LoadSheet
 from loadmaster.core.localcalibration import learnt_for
 from loadmaster.core.logfacts import LogReadings
-from loadmaster.core.reconcile import CardActual, Reconciliation, RunActual, reconcile
+from loadmaster.core.reconcile import CardActual, Reconciliation, RunActual, reconcile, reconcile_host
 from loadmaster.core.runrecord import RunEnding, RunRecord
 from loadmaster.core.secrets import hide_in_environment, hide_in_words
 from loadmaster.core.served import RankReplay, rank_replays
 from loadmaster.core.sheet import plan_of
+from loadmaster.edge.residentmemory import resident_bytes
 from loadmaster.edge.runquery import RunObservation
 from loadmaster.edge.runschema import FILE
 from loadmaster.edge.runstore import RunStore
@@ -60,8 +61,12 @@ class RunRecorder:
     def ready(self, log: LogReadings, cards: Sequence[GpuFacts] | None, own: Collection[int]) -> Reconciliation | None:
         """Compare the plan with what is held now. ``own``: numbers of the engine's processes."""
         sheet = self._prepared.sheet
-        if self.number is None or sheet is None or not self._prepared.gpus:
-            return None  # the load of a host is in none of these readings
+        if self.number is None or sheet is None or not sheet.gpus:
+            return None
+        if not self._prepared.gpus:  # planned for the host's memory
+            found = reconcile_host(sheet, resident_bytes(own))
+            self._store.reconcile(self.number, time.time(), found)
+            return found
         actual = RunActual(
             cards=tuple(card_actual(card, own) for card in cards or ()), log=log, context_bytes=context_of(log)
         )
@@ -150,8 +155,14 @@ def context_of(log: LogReadings) -> int | None:
 
 
 def said_of(found: Reconciliation) -> list[str]:
-    """A line a card for the log: what is held, and which components are off."""
+    """A line a card, or one for the host, for the log: what is held, and which components are off."""
     lines = []
+    if found.host is not None:
+        host = found.host
+        held = "unknown" if host.resident_bytes is None else f"{host.resident_bytes / MIB:,.1f} MiB"
+        lines.append(
+            f"host memory: {held} resident, planned {host.low_bytes / MIB:,.1f} to {host.high_bytes / MIB:,.1f} MiB"
+        )
     for card in found.cards:
         off = [line for line in card.lines if line.name in card.off]
         words = [f"{line.name} {(line.difference or 0) / GIB:+.2f}" for line in off]
