@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,8 @@ def test_the_cards_and_the_version_can_be_said(tmp_path: Path) -> None:
         (None, 2, "there is no file"),
         (b"", 3, "there is nothing in"),
         (b"\x7fELF" + b"\x00\x01" * 3000, 2, "is no text"),
+        (random.Random(4).randbytes(300_000), 2, "is no text"),
+        (gzip.compress(random.Random(4).randbytes(300_000)), 2, "is no text"),
     ],
 )
 def test_what_is_no_log(tmp_path: Path, content: bytes | None, code: int, words: str) -> None:
@@ -192,6 +195,21 @@ def test_an_unreadable_file_and_a_wrong_model_are_errors_of_the_user(tmp_path: P
     packed = tmp_path / "cut.gz"
     packed.write_bytes(gzip.compress(SHORT_CACHE.encode())[:-40])
     assert ask(packed).code in (1, 3)
+
+
+def test_a_packed_log_that_is_cut_off_is_never_healthy(tmp_path: Path) -> None:
+    path = tmp_path / "log.gz"
+    whole = gzip.compress(HEALTHY.encode())
+    path.write_bytes(whole)
+    assert ask(path).code == 0
+    for broken in (whole[:-8], whole[:-3], whole[:-6] + b"\0" + whole[-5:], whole + b"more"):
+        path.write_bytes(broken)
+        shown = ask(path)
+        assert (shown.code, shown.out.splitlines()[0].split(":")[0]) == (3, "COULD NOT TELL")
+        assert "packed log" in shown.out
+    path.write_bytes(gzip.compress((HEALTHY * 500 + SHORT_CACHE).encode())[:-8])
+    shown = ask(path)
+    assert (shown.code, "context-exceeds-kv" in shown.out) == (1, True)
 
 
 def test_keys_of_the_launch_are_not_shown(tmp_path: Path) -> None:

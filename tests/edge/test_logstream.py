@@ -28,8 +28,8 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def read(data: bytes) -> bytes:
-    found = list(blocks(io.BytesIO(data)))
+def read(data: bytes, damaged: list[str] | None = None) -> bytes:
+    found = list(blocks(io.BytesIO(data), None if damaged is None else damaged.append))
     assert all(block.endswith(b"\n") for block in found)
     return b"".join(found)
 
@@ -53,6 +53,33 @@ def test_a_packed_log_that_is_cut_off_is_read_as_far_as_it_goes(packer: str) -> 
     lines = found.splitlines()
     assert lines[:-1] == TEXT.encode().splitlines()[: len(lines) - 1]
     assert len(lines) > 1000 or packer == "bzip2"  # bzip2 unpacks by whole blocks
+
+
+@pytest.mark.parametrize("packer", [name for name in PACKERS if name != "plain"])
+def test_damage_of_a_packed_log_is_told_and_what_stood_before_it_is_read(packer: str) -> None:
+    text = TEXT.encode()
+    packed = PACKERS[packer](text)
+    told: list[str] = []
+    assert read(packed, told) == text
+    assert read(packed + bytes(3000), told) == text
+    assert told == []
+
+    assert read(packed + b"something else", told) == text
+    assert "after the end" in told.pop()
+    place = len(packed) * 2 // 3
+    found = read(packed[:place] + bytes([packed[place] ^ 0xFF]) + packed[place + 1 :], told)
+    assert len(found) > len(text) // 3 or packer == "bzip2"
+    assert "damaged" in told.pop()
+    read(packed[:-8], told)
+    assert "cut off" in told.pop()
+
+
+def test_of_a_gzip_without_its_check_every_line_is_read() -> None:
+    told: list[str] = []
+    packed = gzip.compress(TEXT.encode())
+    assert read(packed[:-8], told) == TEXT.encode()
+    assert read(packed[:-6] + b"\0" + packed[-5:], told) == TEXT.encode()
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-32"])

@@ -65,6 +65,7 @@ class Diagnoser:
         self._lines = 0
         self._path: str | None = None
         self._part = ""
+        self._damage: list[str] = []
         self._sieve = Sieve(self._matcher.wordings, marks())
 
     @property
@@ -98,12 +99,18 @@ class Diagnoser:
         self._number = number
         self._take(line, number)
 
+    def lacks(self, why: str) -> None:
+        """A part of the log could not be read: what stood there may be a failure. ``why``: a sentence for people."""
+        if len(self._damage) < _MOST_EARLIER:
+            self._damage.append(why if self._path is None else f"{self._path}: {why}")
+
     def close(self, exit: ExitSeen | None = None) -> Diagnosis:
         """What the last start in the log came to."""
         facts = replace(self._start.facts(), lines=self._lines, starts=self._starts)
         seen, findings, notes = findings_of(self._start, facts.readings)
         ended_for = _after_exit(findings, exit)
         findings = [*ended_for, *findings]
+        notes[:0] = self._damage
         notes += _earlier(self._starts, self._ended) + _contradictions(facts, findings, exit)
         healthy = self._healthy(findings, exit)
         messages: dict[str, str] = {}
@@ -148,7 +155,7 @@ class Diagnoser:
         if exit is not None and (exit.code or exit.signal):
             return False
         if self._start.phase == SERVING:
-            return None if self._start.suspicious else True
+            return None if self._start.suspicious or self._damage else True
         return None
 
 

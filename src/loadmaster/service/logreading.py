@@ -12,10 +12,9 @@ from loadmaster.edge.logstream import blocks
 
 STDIN = "-"
 _HEAD = 4096
-_FEW_NULS = 0.02  # a text has none; a broken one may have some
-_MOSTLY = 0.8
-_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # gzip, xz, zstandard
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
+_FEW = 0.05  # control characters in a text: it has hardly any, and a broken one some
+# Beside them a terminal's: bell, backspace, tabulator, line ends, escape.
+_NO_LETTERS = bytes(code for code in (*range(32), 127) if code not in (7, 8, 9, 10, 12, 13, 27))
 
 Report = Callable[[int, int, str], None]
 
@@ -47,7 +46,8 @@ def diagnose_logs(names: Sequence[str], *, exit: ExitSeen | None = None, report:
             _read_file(diagnoser, name, report)
     found = diagnoser.close(exit)
     if not found.facts.lines:
-        raise LogError(f"there is nothing in {', '.join(names)}", empty=True)
+        said = ", ".join("standard input" if name == STDIN else name for name in names)
+        raise LogError(f"there is nothing in {said}" + "".join(f"; {note}" for note in found.notes), empty=True)
     return found
 
 
@@ -57,9 +57,6 @@ def _read_file(diagnoser: Diagnoser, name: str, report: Report | None) -> None:
         if path.is_dir():
             raise LogError(f"{name} is a directory", "name the log files in it")
         with path.open("rb") as stream:
-            if stream.seekable():
-                _refuse_binary(stream.read(_HEAD), name)
-                stream.seek(0)
             _read(diagnoser, stream, path.stat().st_size, name, report)
     except FileNotFoundError:
         raise LogError(f"there is no file {name}", "give the path of a log, or - for standard input") from None
@@ -71,7 +68,9 @@ def _read_file(diagnoser: Diagnoser, name: str, report: Report | None) -> None:
 
 def _read(diagnoser: Diagnoser, stream: BinaryIO, size: int, name: str, report: Report | None) -> None:
     done = 0
-    for block in blocks(stream):
+    for block in blocks(stream, diagnoser.lacks):
+        if not done:
+            _refuse_binary(block[:_HEAD], name)
         diagnoser.read(block)
         done += len(block)
         if report is not None:
@@ -79,11 +78,5 @@ def _read(diagnoser: Diagnoser, stream: BinaryIO, size: int, name: str, report: 
 
 
 def _refuse_binary(head: bytes, name: str) -> None:
-    if head.startswith((*_PACKED, *_WIDE)):
-        return
-    if head.count(0) <= _FEW_NULS * len(head):
-        return
-    wide = "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"  # without its mark
-    text = head.decode(wide, "replace")
-    if sum(letter.isprintable() or letter.isspace() for letter in text) < _MOSTLY * len(text):
+    if len(head) - len(head.translate(None, _NO_LETTERS)) > _FEW * len(head):
         raise LogError(f"{name} is no text", "diagnose reads what an engine printed")
