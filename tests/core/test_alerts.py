@@ -209,3 +209,17 @@ def test_one_card_more_begins_again_and_one_less_says_nothing() -> None:
         (True, 2),
         (False, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        (None, "loadmaster logs NAME"),
+        ("vision", "loadmaster logs vision"),
+        ("$(odd) name", "loadmaster logs '$(odd) name'"),
+    ],
+)
+def test_a_fix_names_the_deployment(name: str | None, command: str) -> None:
+    header, series = open_recording(FOLDER / "engine-stuck.jsonl")
+    began = changes_of(Alerts(header.limits, name), list(series))[0]
+    assert [fix.command for fix in began.finding.fixes] == [command]

@@ -49,3 +49,19 @@ def test_memory_of_a_process_counts_for_whom_it_belongs_to() -> None:
     assert (own_bytes(unsure), other_bytes(unsure)) == (None, None)
     hidden = CardReading(index=0, processes=(ProcessReading(7, own=True),))
     assert (own_bytes(hidden), other_bytes(hidden)) == (None, 0)
+
+
+def test_what_is_counted_at_a_requests_end_has_no_rate_while_requests_run() -> None:
+    late = ("generation_tokens",)
+
+    def at(second: float, running: int, tokens: int) -> Snapshot:
+        reading = EngineReading(
+            pid=1, running=running, generation_tokens=tokens, prompt_tokens=tokens, late_totals=late
+        )
+        return Snapshot(at=second, engine=reading)
+
+    for before, after in ((1, 1), (0, 1), (1, 0)):
+        values = values_of(at(12, after, 300), at(10, before, 100))
+        assert values["engine.generation_tokens_per_s"] is None
+        assert values["engine.prompt_tokens_per_s"] == 100
+    assert values_of(at(12, 0, 300), at(10, 0, 100))["engine.generation_tokens_per_s"] == 100

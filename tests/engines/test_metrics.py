@@ -134,3 +134,9 @@ def test_progress_is_the_same_reading() -> None:
     found = progress(NEW)
     assert found is not None
     assert (found.running, found.waiting, found.steps, found.busy) == (5, 1, 100.0, True)
+
+
+def test_only_llama_cpp_counts_tokens_at_a_requests_end() -> None:
+    assert reading(LLAMA).late_totals == ("prompt_tokens", "generation_tokens")
+    assert reading(OLD).late_totals == ()
+    assert reading(NEW).late_totals == ()

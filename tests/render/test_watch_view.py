@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from inline_snapshot import snapshot
 
 from loadmaster.core.facts import GIB, MIB
 from loadmaster.core.observation import CardReading, EngineReading, ProcessReading, Snapshot
-from loadmaster.core.watchlimits import WatchLimits
+from loadmaster.core.watchlimits import CardLimits, WatchLimits
 from loadmaster.core.watchview import WatchView
 from loadmaster.render.paint import ansi
 from loadmaster.render.watch import change_line, snapshot_line, watch_document, watch_text
@@ -224,3 +225,152 @@ def test_recordings_fit_their_width(name: str, width: int) -> None:
     for one, _ in zip(make(), range(12)):
         view.take(one)
     assert all(len(line) <= width for line in watch_text(view, width).split("\n"))
+
+
+HOST = WatchLimits(
+    host=CardLimits(
+        index=0,
+        total_bytes=16 * GIB,
+        budget_bytes=16 * GIB,
+        start_bytes=150 * MIB,
+        steady_bytes=180 * MIB,
+        serving_bytes=220 * MIB,
+        serving_high_bytes=329 * MIB,
+        spread_bytes=200 * MIB,
+    ),
+    places=2,
+)
+
+
+def in_host_memory(running: int) -> WatchView:
+    """llama.cpp: no card, and totals of tokens that move only at a request's end."""
+    reading = EngineReading(
+        state="ready",
+        since=BEGAN - 60,
+        pid=7,
+        running=running,
+        waiting=0,
+        prompt_tokens=100,
+        generation_tokens=50,
+        late_totals=("prompt_tokens", "generation_tokens"),
+    )
+    missing = ("the cards: no NVIDIA driver answers here (NVML Shared Library Not Found)",)
+    held = ((0, 240), (1, 200))
+    return viewed(
+        *(
+            Snapshot(
+                at=BEGAN + second,
+                engine=msgspec.structs.replace(reading, resident_bytes=amount * MIB),
+                missing=missing,
+            )
+            for second, amount in held
+        ),
+        limits=HOST,
+        name="demo",
+    )
+
+
+def test_the_hosts_memory_stands_against_its_plan() -> None:
+    assert watch_text(in_host_memory(1), 80) == snapshot("""\
+demo  ready for 1 min 1 s                                               14:13:21
+
+host memory
+  memory   ███████████████████████████······················  200.0 MiB resident
+                                  ╎     │ ▴            ┃
+  plan     ╎ at rest 180.0 MiB   │ serving 220.0 MiB   ┃ at most 329.0 MiB
+           ▴ reached 240.0 MiB
+
+engine
+  requests 1 running of 2   0 waiting
+  tokens   unknown until a request ends
+  latency  unknown until a request ends
+
+not read: the cards: no NVIDIA driver answers here (NVML Shared Library Not
+          Found)\
+""")
+    assert watch_text(in_host_memory(1), 60) == snapshot("""\
+demo  ready for 1 min 1 s                           14:13:21
+
+host memory
+  memory   ████████████████·············  200.0 MiB resident
+                        ╎   │▴      ┃
+  plan     ╎ at rest 180.0 MiB   │ serving 220.0 MiB
+           ┃ at most 329.0 MiB   ▴ reached 240.0 MiB
+
+engine
+  requests 1 running of 2   0 waiting
+  tokens   unknown until a request ends
+  latency  unknown until a request ends
+
+not read: the cards: no NVIDIA driver answers here (NVML
+          Shared Library Not Found)\
+""")
+    assert snapshot_line(in_host_memory(1)) == snapshot(
+        "14:13:21  ready, 1 running, 0 waiting, tokens/s unknown, 200.0 MiB of host memory"
+    )
+    assert snapshot_line(in_host_memory(0)) == snapshot(
+        "14:13:21  ready, 0 running, 0 waiting, 0 tokens/s, 200.0 MiB of host memory"
+    )
+    found = watch_document(in_host_memory(1))
+    assert found["reached_bytes"] == {"host": 240 * MIB}
+    assert found["plan"]["host"]["steady_bytes"] == 180 * MIB
+    assert found["plan"]["cards"] == []
+    assert found["engine"]["resident_bytes"] == 200 * MIB
+
+
+def test_the_hosts_memory_that_is_not_read_is_unknown() -> None:
+    view = viewed(Snapshot(at=BEGAN, engine=EngineReading(state="ready")), limits=HOST)
+    assert "host memory\n  memory   unknown\n  plan     ╎ at rest 180.0 MiB" in watch_text(view, 80)
+
+
+def test_a_plan_of_the_host_is_not_held_against_card_0() -> None:
+    view = viewed(shot(0), limits=HOST)
+    assert watch_text(view, 80).count("at rest") == 1
+    assert view.findings == ()
+
+
+def test_at_60_columns() -> None:
+    assert watch_text(busy(), 60) == snapshot("""\
+vision  ready for 10 min 10 s                       14:13:30
+
+GPU 0  NVIDIA GeForce RTX 4…  66 °C  310 of 450 W  2,520 MHz
+  memory   ███████████████████████████████████████████······
+                                                     ╎│▴┃
+           21.00 of 24.00 GiB, 3.00 GiB left
+  plan     ╎ at rest 21.00   │ serving 22.00
+           ┃ at most 22.50   ▴ reached 22.30
+  busy     ██████████··  80%   memory bus 50%
+           PCIe in 80.0 MB/s, out 40.0 MB/s
+
+GPU 1  NVIDIA GeForce RTX 4…  66 °C  310 of 450 W  2,520 MHz
+           it is at its power limit
+  memory   ███████████████████████████████████████████▓▓▓···
+                                                     ╎│▴┃
+           22.40 of 24.00 GiB, 1.60 GiB left
+  plan     ╎ at rest 21.00   │ serving 22.00
+           ┃ at most 22.50   ▴ reached 22.40
+           ▓ other processes 1.50 GiB
+  busy     ██████████··  80%   memory bus 50%
+           PCIe in 80.0 MB/s, out 40.0 MB/s
+
+engine
+  requests 2 running of 16   0 waiting
+           0 waiting in the gateway
+  cache    ████········  31%   257,660 of 831,162 tokens
+  tokens   150 generated a second   900 read a second
+  latency  first token after 310 ms   then one each 11 ms
+           10 ms in the queue\
+""")
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 140])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    views = [
+        busy(),
+        in_host_memory(1),
+        viewed(shot(0), name="a-name-that-is-as-long-as-names-may-be-and-then-some-more"),
+    ]
+    for view in views:
+        for height in (None, 3):
+            lines = watch_text(view, width, height=height).splitlines()
+            assert max(map(len, lines)) <= width, max(lines, key=len)

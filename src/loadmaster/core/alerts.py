@@ -5,9 +5,11 @@ The same snapshots in the same order give the same findings at the same times, w
 
 from __future__ import annotations
 
+from shlex import quote
+
 from msgspec import Struct
 
-from loadmaster.core.alertrules import Measure, Rule, Seen, Subject, longest_gap_s, rules
+from loadmaster.core.alertrules import FixRule, Measure, Rule, Seen, Subject, longest_gap_s, rules
 from loadmaster.core.cardmeasures import CARD_MEASURES
 from loadmaster.core.checks.catalogue import finding, order
 from loadmaster.core.enginemeasures import ENGINE_MEASURES
@@ -17,6 +19,7 @@ from loadmaster.core.watchlimits import WatchLimits
 
 MEASURES = {**CARD_MEASURES, **ENGINE_MEASURES}
 _FINE = Seen(0.0)
+_NAME = "NAME"  # in a rule's command, the deployment
 
 
 class AlertChange(Struct, frozen=True):
@@ -64,8 +67,9 @@ class Machine:
 class _Watched:
     """One rule with its figure, the machines of its subjects, and what each had to say when it was raised."""
 
-    def __init__(self, rule: Rule, limits: WatchLimits, gap_s: float) -> None:
+    def __init__(self, rule: Rule, limits: WatchLimits, name: str | None, gap_s: float) -> None:
         self.rule = rule
+        self._name = name
         self.measure: Measure = MEASURES[rule.measure](rule.settings, limits)
         self.machines: dict[Subject, Machine] = {}
         self.words: dict[Subject, str] = {}
@@ -101,19 +105,28 @@ class _Watched:
             self.rule.code,
             "; ".join(words for _, words in said),
             evidence=[Evidence("engine" if subject is None else "gpu", words) for subject, words in said],
-            fixes=[Fix(fix.why, fix.argv, fix.remove, command=fix.command) for fix in self.rule.fix],
+            fixes=[Fix(fix.why, fix.argv, fix.remove, command=self._command(fix)) for fix in self.rule.fix],
             confidence=self.rule.confidence,
         )
 
+    def _command(self, fix: FixRule) -> str | None:
+        """To be pasted: with the deployment's own name, where it is known."""
+        if fix.command is None or self._name is None:
+            return fix.command
+        return " ".join(quote(self._name) if word == _NAME else word for word in fix.command.split(" "))
+
 
 class Alerts:
-    """All rules over one series of snapshots. ``findings``: the alerts that hold, the most severe first."""
+    """All rules over one series of snapshots. ``findings``: the alerts that hold, the most severe first.
 
-    def __init__(self, limits: WatchLimits) -> None:
+    ``name``: of the deployment, for the commands in their fixes.
+    """
+
+    def __init__(self, limits: WatchLimits, name: str | None = None) -> None:
         gap_s = longest_gap_s()
         # those that step back before others come last
         ordered = sorted(rules(), key=lambda rule: bool(rule.unless))
-        self._watched = [_Watched(rule, limits, gap_s) for rule in ordered]
+        self._watched = [_Watched(rule, limits, name, gap_s) for rule in ordered]
         self.findings: tuple[Finding, ...] = ()
 
     def step(self, snapshot: Snapshot) -> tuple[AlertChange, ...]:

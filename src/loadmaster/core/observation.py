@@ -72,7 +72,9 @@ class EngineReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wait in the gateway, which ``waiting`` does not count. ``steps``: grows with each of its steps.
     ``thinking_tokens``: those of ``generation_tokens`` that the gateway saw as reasoning. ``pictures``: asked of
     its picture cache. ``host_cores``: processors that its first process used, which prepares the pictures; 1.0 is
-    one core. ``events``: lines of its log by the names in ``core/data/alerts.toml``.
+    one core. ``events``: lines of its log by the names in ``core/data/alerts.toml``. ``resident_bytes``: of the
+    host's memory, told of an engine that may compute there. ``late_totals``: the totals that this engine counts only
+    when a request ends, so that they stand still while it works.
     """
 
     state: EngineStateName | None = None
@@ -98,6 +100,8 @@ class EngineReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
     iteration_tokens: float | None = None
     host_cores: float | None = None
     events: dict[str, int] | None = None
+    resident_bytes: int | None = None
+    late_totals: tuple[str, ...] = ()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):

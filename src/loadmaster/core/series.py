@@ -1,7 +1,8 @@
 """A snapshot as named numbers, for what keeps and draws readings over time.
 
 Names are ``card0.used_bytes``, ``engine.running``: a fixed list for each card and for the engine. Totals become rates a
-second over the time since the snapshot before, None across a restart of the engine or a gap.
+second over the time since the snapshot before, None across a restart of the engine or a gap, and None while the
+engine works on requests whose tokens it counts only at their end.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def other_bytes(card: CardReading) -> int | None:
 
 def _rate(now: EngineReading, before: EngineReading | None, name: str, passed: float | None) -> float | None:
     if before is None or passed is None or not 0 < passed <= _LONGEST_GAP_S or now.pid != before.pid:
+        return None
+    if name in now.late_totals and (now.running or before.running):
         return None
     last, first = getattr(now, name), getattr(before, name)
     if last is None or first is None or last < first:

@@ -32,6 +32,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     steps: float | None = None
     values: dict[str, float] = {}
     pairs: dict[str, tuple[float, float]] = {}
+    late: tuple[str, ...] = ()
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +47,7 @@ class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     labelled: dict[str, _Labelled]
     mean: dict[str, tuple[str, ...]]
     ratio: dict[str, tuple[str, str]]
+    late: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
         yield from (*self.running, *self.waiting, *self.steps)
@@ -148,6 +150,7 @@ def _figures(table: _Table, samples: Mapping[str, list[tuple[str, float]]]) -> F
         steps=total(table.steps),
         values={key: value for key, value in values.items() if value is not None},
         pairs=pairs,
+        late=table.late,
     )
 
 
@@ -163,7 +166,12 @@ def engine_reading(figures: Figures, before: Figures | None, reading: EngineRead
 
     An engine that was started anew in between has smaller counts: then there is no mean.
     """
-    changes: dict[str, Any] = {"running": figures.running, "waiting": figures.waiting, "steps": figures.steps}
+    changes: dict[str, Any] = {
+        "running": figures.running,
+        "waiting": figures.waiting,
+        "steps": figures.steps,
+        "late_totals": figures.late,
+    }
     for key, value in figures.values.items():
         changes[key] = int(value) if _KINDS[key] == int | None else value
     for key, (added, count) in figures.pairs.items():

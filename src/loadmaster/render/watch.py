@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,8 @@ from loadmaster.render.visible import visible
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LABEL = 9
+_SHORTEST_BAR = 16
+_WIDE = 72  # columns, from which a line a card has room for its temperature beside the rest
 _SEVERITY = {"error": ("bold", "red"), "warning": ("bold", "yellow"), "note": ("bold", "blue")}
 _STATES = {"ready": ("bold", "green"), "stuck": ("bold", "red"), "failed": ("bold", "red"), "exited": ("bold", "red")}
 _USED, _OTHERS, _LEFT, _RESERVED = "█", "▓", "·", "/"
@@ -47,6 +49,8 @@ def watch_text(view: WatchView, width: int = 80, paint: Paint = plain, height: i
 
 def _joined(view: WatchView, snapshot: Snapshot, cards: list[list[str]], width: int, paint: Paint) -> str:
     blocks = [_head(view, snapshot, width, paint), *cards]
+    if view.limits.host is not None or (snapshot.engine is not None and snapshot.engine.resident_bytes is not None):
+        blocks.append(_host(view, snapshot.engine, width, paint))
     if snapshot.engine is not None:
         blocks.append(_engine(view, snapshot.engine, width, paint))
     alerts = _alerts(view, snapshot.at, width, paint)
@@ -72,6 +76,11 @@ def _head(view: WatchView, snapshot: Snapshot, width: int, paint: Paint) -> list
         lasting = f" for {duration(snapshot.at - engine.since)}" if engine.since is not None else ""
         phase = f" ({engine.phase})" if engine.phase and engine.state == "loading" else ""
         said, state = f"{engine.state}{phase}{lasting}", engine.state
+    if said and len(name) + len(said) + len(clock) + 4 > width:
+        name = _cropped(name, width - len(clock) - 2)
+        gap = " " * max(2, width - len(name) - len(clock))
+        told = paint(said, *_STATES.get(state, ("bold", "yellow")))
+        return [f"{paint(name, 'bold')}{gap}{paint(clock, 'dim')}", f"  {told}"]
     left = f"{name}  {said}".rstrip()
     painted = f"{paint(name, 'bold')}  {paint(said, *_STATES.get(state, ('bold', 'yellow')))}" if said else left
     return [painted + " " * max(2, width - len(left) - len(clock)) + paint(clock, "dim")]
@@ -86,7 +95,7 @@ def _card(view: WatchView, card: CardReading, width: int, paint: Paint) -> list[
     facts = "  ".join(filter(None, (_degrees(card), _watts(card), _clock(card))))
     name = visible(card.name or "")
     room = width - len(title) - len(facts) - 4
-    shown = name if len(name) <= room else name[: max(0, room - 1)] + "…"
+    shown = _cropped(name, room)
     gap = " " * max(2, width - len(title) - 2 - len(shown) - len(facts))
     lines = [f"{paint(title, 'bold')}  {shown}{gap}{facts}".rstrip()]
     if card.throttle_reasons:
@@ -96,16 +105,22 @@ def _card(view: WatchView, card: CardReading, width: int, paint: Paint) -> list[
     return lines
 
 
+def _cropped(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
+
+
 def _short_cards(view: WatchView, cards: Sequence[CardReading], width: int, paint: Paint) -> list[str]:
     """A line a card, and what the plan's lines mean under the last."""
     lines = []
     for card in cards:
         limit = view.limits.card(card.index)
         total, used = card.total_bytes, card.used_bytes
-        facts = [f"{card.utilization:>4.0%}" if card.utilization is not None else ""]
-        facts.append(f"{card.temperature_c:>3.0f} °C" if card.temperature_c is not None else "")
-        facts.append("held back" if any(name in _alerting() for name in card.throttle_reasons or ()) else "")
-        end = "  ".join(filter(None, facts))
+        busy = f"{card.utilization:>4.0%}" if card.utilization is not None else ""
+        held = "held back" if any(name in _alerting() for name in card.throttle_reasons or ()) else ""
+        degrees = f"{card.temperature_c:>3.0f} °C" if card.temperature_c is not None else ""
+        end = "  ".join(
+            filter(None, (busy, held if held and width < _WIDE else degrees, held if width >= _WIDE else ""))
+        )
         if not total or used is None:
             lines.append(_row(f"GPU {card.index}", f"memory {UNKNOWN}  {end}".rstrip()))
             continue
@@ -143,28 +158,61 @@ def _memory(card: CardReading, limit: CardLimits | None, reached: int | None, wi
         return [_row("memory", UNKNOWN)]
     left = card.free_bytes if card.free_bytes is not None else total - used - (card.reserved_bytes or 0)
     figures = f"{bare_gib(used)} of {gib(total)}, {size(left)} left"
-    room = width - _LABEL - 4 - len(figures)
-    reserved = card.reserved_bytes or 0
-    room = max(16, room)
-    lines = [_row("memory", f"{_painted(_bar(card, total, used, reserved, room), paint)}  {figures}")]
-    if limit is not None:
-        marks = _marks(limit, reached, total, room)
-        lines.append(_row("", _painted([marks.get(cell, (" ", ())) for cell in range(max(marks) + 1)], paint)))
-    said = []
-    if limit is not None:
-        said = [
-            f"{_REST} at rest {bare_gib(limit.steady_bytes)}",
-            f"{_SERVING} serving {bare_gib(limit.serving_bytes)}",
-            f"{_BOUND} at most {bare_gib(limit.serving_high_bytes)}",
-        ]
-    if reached is not None:
-        said.append(f"{_REACHED} reached {bare_gib(reached)}")
-    if said:
-        lines += _fold("plan" if limit is not None else "", said, width)
+    lines = _drawn(card, total, figures, limit, reached, width, paint)
+    lines += _plan_words(limit, reached, bare_gib, width)
     others = sum(process.used_bytes or 0 for process in card.processes or () if process.own is False)
     if others:
         lines.append(_row("", f"{_OTHERS} other processes {gib(others)}"))
     return lines
+
+
+def _drawn(
+    card: CardReading, total: int, figures: str, limit: CardLimits | None, reached: int | None, width: int, paint: Paint
+) -> list[str]:
+    """The bar with its figures beside it, or under it where there is no room, and the plan's marks."""
+    room = width - _LABEL - 4 - len(figures)
+    beside = room >= _SHORTEST_BAR
+    if not beside:
+        room = width - _LABEL - 2
+    bar = _painted(_bar(card, total, card.used_bytes or 0, card.reserved_bytes or 0, room), paint)
+    lines = [_row("memory", f"{bar}  {figures}" if beside else bar)]
+    marks = _marks(limit, reached, total, room) if limit is not None else {}
+    if marks:
+        lines.append(_row("", _painted([marks.get(cell, (" ", ())) for cell in range(max(marks) + 1)], paint)))
+    return lines if beside else [*lines, _row("", figures)]
+
+
+def _plan_words(
+    limit: CardLimits | None, reached: int | None, amount: Callable[[int | None], str], width: int
+) -> list[str]:
+    said = []
+    if limit is not None:
+        said = [
+            f"{_REST} at rest {amount(limit.steady_bytes)}",
+            f"{_SERVING} serving {amount(limit.serving_bytes)}",
+            f"{_BOUND} at most {amount(limit.serving_high_bytes)}",
+        ]
+    if reached is not None:
+        said.append(f"{_REACHED} reached {amount(reached)}")
+    return _fold("plan" if limit is not None else "", said, width) if said else []
+
+
+def _host(view: WatchView, engine: EngineReading | None, width: int, paint: Paint) -> list[str]:
+    """The host's memory of an engine that computes there; the bar ends a little beyond the plan and what was held."""
+    limit, reached = view.limits.host, view.host_reached
+    resident = engine.resident_bytes if engine is not None else None
+    lines = [paint("host memory", "bold")]
+    if resident is None:
+        lines.append(_row("memory", UNKNOWN))
+    else:
+        most = max(resident, reached or 0, limit.serving_high_bytes if limit is not None else 0)
+        held = CardReading(index=0, used_bytes=resident)
+        figures = f"{size(resident)} resident"
+        if limit is not None:
+            lines += _drawn(held, max(1, most + most // 10), figures, limit, reached, width, paint)
+        else:
+            lines.append(_row("memory", figures))
+    return [*lines, *_plan_words(limit, reached, size, width)]
 
 
 def _bar(card: CardReading, total: int, used: int, reserved: int, width: int) -> list[tuple[str, tuple[str, ...]]]:
@@ -273,6 +321,9 @@ def _engine(view: WatchView, engine: EngineReading, width: int, paint: Paint) ->
         for key, word in (("engine.generation_tokens_per_s", "generated"), ("engine.prompt_tokens_per_s", "read"))
         if (rate := rates.get(key)) is not None
     ]
+    works = engine.running > 0
+    if "generation_tokens" in engine.late_totals and works and not tokens_now:
+        tokens_now = [f"{UNKNOWN} until a request ends"]
     if tokens_now:
         lines += _fold("tokens", tokens_now, width)
     times = []
@@ -282,7 +333,8 @@ def _engine(view: WatchView, engine: EngineReading, width: int, paint: Paint) ->
         times.append(f"then one each {_seconds(engine.inter_token_latency_s)}")
     if engine.queue_s is not None:
         times.append(f"{_seconds(engine.queue_s)} in the queue")
-    lines += _fold("latency", times or ["nothing ended since the last look"], width)
+    none = f"{UNKNOWN} until a request ends" if works and engine.late_totals else "nothing ended since the last look"
+    lines += _fold("latency", times or [none], width)
     return lines
 
 
@@ -329,6 +381,10 @@ def snapshot_line(view: WatchView) -> str:
         rate = view.rates.get("engine.generation_tokens_per_s")
         if rate is not None:
             said.append(f"{rate:,.0f} tokens/s")
+        elif engine.running and "generation_tokens" in engine.late_totals:
+            said.append(f"tokens/s {UNKNOWN}")
+        if engine.resident_bytes is not None:
+            said.append(f"{size(engine.resident_bytes)} of host memory")
         parts.append(", ".join(said))
     for card in snapshot.cards or ():
         said = [f"GPU {card.index} {bare_gib(card.used_bytes)} of {gib(card.total_bytes)}"]
@@ -388,8 +444,11 @@ def watch_document(view: WatchView, changes: Sequence[AlertChange] = ()) -> dict
         "schema": 1,
         "name": view.name,
         **found,
-        "reached_bytes": {str(index): used for index, used in view.reached.items()},
-        "plan": None if not view.limits.cards else _whole(view.limits),
+        "reached_bytes": {
+            **{str(index): used for index, used in view.reached.items()},
+            **({} if view.host_reached is None else {"host": view.host_reached}),
+        },
+        "plan": _whole(view.limits) if view.limits.cards or view.limits.host is not None else None,
         "findings": [_finding(item) for item in view.findings],
         "changes": [
             {"at": change.at, "event": "began" if change.began else "ended", "code": change.finding.code}

@@ -23,6 +23,7 @@ from loadmaster.edge.cardreadings import CardSampler
 from loadmaster.edge.logfile import LogFile
 from loadmaster.edge.process import Identity
 from loadmaster.edge.processtime import ProcessorUse
+from loadmaster.edge.residentmemory import resident_bytes
 from loadmaster.edge.runmembers import RunMembers
 from loadmaster.engines.metrics import Figures, engine_reading, read_figures
 from loadmaster.service.background import in_thread
@@ -119,6 +120,7 @@ class Sampler:
         self._key = engine_of(deployment).api_key(deployment) if deployment is not None else None
         # a container's first process is docker; llama.cpp computes in its own
         section = deployment.engine if deployment is not None else None
+        self._in_host_memory = section is not None and section.kind == "llamacpp" and section.container is None
         self._has_host_process = section is not None and section.kind == "vllm" and section.container is None
         self.load = load
 
@@ -167,7 +169,10 @@ class Sampler:
             thinking_tokens=self.load.thinking_tokens if self.load is not None else None,
             host_cores=self._processors.cores(pid if self._has_host_process else None, time.monotonic()),
             events=dict(self._events),
+            resident_bytes=resident_bytes((pid,)) if self._in_host_memory and pid is not None else None,
         )
+        if self._in_host_memory and pid is not None and reading.resident_bytes is None:
+            missing.append("the engine's memory: the system does not tell it")
         if pid is None or state.port is None or state.state not in _LISTENING:
             self._figures = None
             return reading

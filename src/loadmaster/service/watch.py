@@ -54,7 +54,7 @@ class Watch:
         self.load: Callable[[], GatewayLoad] = GatewayLoad
         self._own = Sampler(deployment, places) if sampler is None else None
         self._sampler: Looker = sampler if sampler is not None else self._own  # type: ignore[assignment]
-        self._alerts = Alerts(limits_of(plan, deployment.supervision.stuck_after_s))
+        self._alerts = Alerts(limits_of(plan, deployment.supervision.stuck_after_s), deployment.name)
         self._outlets = AlertOutlets(deployment.name, deployment.alerts)
         self._store = store
         self._interval_s = interval_s
