@@ -159,6 +159,8 @@ def test_figures(tmp_path: Path) -> None:
             assert figure(text, "loadmaster_requests_total", route=CHAT, model="", status="404") == 1
             assert figure(text, "loadmaster_requests_total", route="other", status="404") == 1
             assert figure(text, "loadmaster_refusals_total", code="model_not_found") == 1
+            assert figure(text, "loadmaster_request_duration_seconds_count", route=CHAT, model="fake") == 2
+            assert figure(text, "loadmaster_request_duration_seconds_count", route=CHAT, model="") == 1
             assert figure(text, "loadmaster_first_byte_seconds_count", model="fake") == 2
             assert figure(text, "loadmaster_backend_up", model="fake", backend="0") == 1
             assert figure(text, "loadmaster_places", model="fake") == 7
@@ -299,6 +301,9 @@ def test_who_leaves_frees_the_place_and_stops_the_engine(tmp_path: Path) -> None
             assert (await opened.chat()).status == 200
             text = (await opened.ask("GET", "/metrics")).body
             assert figure(text, "loadmaster_clients_left_total", model="fake") == 4
+            assert figure(text, "loadmaster_requests_total", route=CHAT, status="499") == 4
+            assert figure(text, "loadmaster_requests_total", route=CHAT, status="200") == 1
+            assert figure(text, "loadmaster_request_duration_seconds_count", route=CHAT) == 5
 
     with fake_engine(tmp_path, "--tps", "2") as engine:
         play(scene())
@@ -323,6 +328,9 @@ def test_a_client_that_does_not_read_is_left(tmp_path: Path) -> None:
             await soon(lambda: admission.running == 1, "the request at the engine")
             await soon(lambda: admission.tickets == 0, "its end")
             client.close()
+            text = (await opened.ask("GET", "/metrics")).body
+            for name in ("requests_total", "clients_left_total", "request_duration_seconds_count"):
+                assert figure(text, f"loadmaster_{name}", route=CHAT) == 1
 
     play(scene())
 
@@ -785,6 +793,9 @@ def test_an_expectation_that_nobody_meets_is_refused_with_an_error_object() -> N
                 "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n".encode()
             )
             assert answer.startswith(b"HTTP/1.1 413 ") and b"body_too_large" in answer
+            text = (await opened.ask("GET", "/metrics")).body
+            assert figure(text, "loadmaster_requests_total", route=CHAT, status="417") == 1
+            assert figure(text, "loadmaster_requests_total", route=CHAT, status="413") == 1
 
     play(scene())
 

@@ -22,7 +22,7 @@ from aiohttp import HttpVersion11, web
 from loadmaster.service.backends import Backends
 from loadmaster.service.connections import Listener, machine_name, raise_open_files
 from loadmaster.service.errors import ApiError, error_body, places_of
-from loadmaster.service.gatewaymetrics import CONTENT_TYPE, GatewayMetrics
+from loadmaster.service.gatewaymetrics import CLIENT_LEFT, CONTENT_TYPE, GatewayMetrics
 from loadmaster.service.gatewaysettings import (
     CHAT_ROUTE,
     COMPLETIONS_ROUTE,
@@ -39,7 +39,6 @@ from loadmaster.service.requestrules import judge
 from loadmaster.service.visitors import HostRules, OriginRules
 from loadmaster.service.web import Page
 
-CLIENT_LEFT = 499  # as nginx counts them; never sent
 OPEN_ROUTES = ("/health", "/ready")
 NAME, MODEL, ORIGIN = web.RequestKey("name", str), web.RequestKey("model", str), web.RequestKey("origin", str)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -144,11 +143,13 @@ class Gateway:
         if request.version < HttpVersion11:
             return None
         if request.headers["Expect"].strip().lower() != "100-continue":
+            self.metrics.count(request.path, "", 417, 0.0)  # it does not come to the door
             raise web.HTTPExpectationFailed
         try:
             check_head(request, self.limits)
         except ApiError as error:
             self.metrics.refusals.labels(error.code).inc()
+            self.metrics.count(request.path, "", error.status, 0.0)
             return _refuse(error, request)
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -169,7 +170,7 @@ class Gateway:
             asked = judge(route, asked_body)
             request[MODEL] = self.backends.group(asked.model).model
             outlet = ClientOutlet(request)
-            with self.passage.flight(outlet, request[NAME], route, request[MODEL]) as flight:
+            with self.passage.flight(outlet, request[NAME]) as flight:
                 client = key.name if key is not None else ""
                 whole = await self.passage.answer(route, asked_body, asked, client, flight, began)
             return whole if whole is not None else outlet.response or web.Response(status=CLIENT_LEFT)
@@ -258,8 +259,19 @@ def _door(gateway: Gateway) -> Any:
     async def door(request: web.Request, handler: _Handler) -> web.StreamResponse:
         began = time.perf_counter()
         request[NAME] = _name_of(request)
+        route = _route(request, known)
+
+        def ended(status: int) -> None:
+            spent = time.perf_counter() - began
+            gateway.metrics.count(route, request.get(MODEL, ""), status, spent)
+            if route not in OPEN_ROUTES:
+                _log.info("%s %s %s %d %.3f s", request[NAME], request.method, route, status, spent)
+
         try:
             response = await _let_in(gateway, request, handler)
+        except asyncio.CancelledError:
+            ended(CLIENT_LEFT)
+            raise
         except ApiError as error:
             gateway.metrics.refusals.labels(error.code).inc()
             response = _refuse(error, request)
@@ -274,11 +286,7 @@ def _door(gateway: Gateway) -> Any:
             # The traceback names code, not values: a request's text or a key must not reach the log.
             _log.error("request %s failed: %s", request[NAME], places_of(error))
             response = _refuse(ApiError(500, "internal_error", "the gateway failed; its log says where"), request)
-        route = _route(request, known)
-        gateway.metrics.requests.labels(route, request.get(MODEL, ""), str(response.status)).inc()
-        if route not in OPEN_ROUTES:
-            spent = time.perf_counter() - began
-            _log.info("%s %s %s %d %.3f s", request[NAME], request.method, route, response.status, spent)
+        ended(response.status)
         return response
 
     return door

@@ -15,17 +15,24 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+CLIENT_LEFT = 499  # as nginx counts them; never sent
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class GatewayMetrics:
-    """Counters that the handlers feed. ``model`` is a configured name or "", ``route`` a served one or "other"."""
+    """Counters that the handlers feed. ``model`` is a configured name or "", ``route`` a served one or "other".
+
+    Each request that comes in is counted once, at its end, by :meth:`count`: so over all statuses ``requests`` is the
+    count of ``seconds``, and its status 499 is ``left``. The other figures are of a part of them; what the page asks
+    the engine is in those, and among the requests it stands under its own route.
+    """
 
     def __init__(self, backends: Backends) -> None:
         self.registry = CollectorRegistry()
         answered, where = ("route", "model", "status"), ("route", "model")
         self.requests = Counter(
-            "loadmaster_requests", "Requests answered, by HTTP status.", answered, registry=self.registry
+            "loadmaster_requests", "Requests that ended, by HTTP status.", answered, registry=self.registry
         )
         self.refusals = Counter(
             "loadmaster_refusals", "Requests that the gateway itself did not let through.", ("code",),
@@ -38,7 +45,7 @@ class GatewayMetrics:
             "loadmaster_streams_broken", "Streams that the engine did not finish.", where, registry=self.registry
         )
         self.seconds = Histogram(
-            "loadmaster_request_duration_seconds", "From the request's head to the answer's end.", where,
+            "loadmaster_request_duration_seconds", "From the request's head to its end.", where,
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.first_byte = Histogram(
@@ -58,6 +65,13 @@ class GatewayMetrics:
             registry=self.registry,
         )  # fmt: skip
         self.registry.register(_Now(backends))
+
+    def count(self, route: str, model: str, status: int, seconds: float) -> None:
+        """A request has ended."""
+        self.requests.labels(route, model, str(status)).inc()
+        self.seconds.labels(route, model).observe(seconds)
+        if status == CLIENT_LEFT:
+            self.left.labels(route, model).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

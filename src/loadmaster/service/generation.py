@@ -102,8 +102,7 @@ class Generation:
         """Through the gateway to the engine. Raises :class:`ApiError`."""
         gateway = self._answers.desk.gateway
         began = asyncio.get_running_loop().time()
-        model = question.group.model
-        with gateway.passage.flight(self.growing, new_id(), CHAT_ROUTE, model) as flight:
+        with gateway.passage.flight(self.growing, new_id()) as flight:
             whole = await gateway.passage.answer(
                 CHAT_ROUTE, question.body, question.asked, self.visitor.owner, flight, began, self.growing.told
             )

@@ -133,8 +133,8 @@ class Passage:
         return changes
 
     @contextlib.contextmanager
-    def flight(self, outlet: Outlet, name: str, route: str, model: str) -> Iterator[Flight]:
-        """A request that this task answers. ``route``, ``model``: under which it counts when its client leaves."""
+    def flight(self, outlet: Outlet, name: str) -> Iterator[Flight]:
+        """A request that this task answers."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request is answered in a task")
@@ -144,7 +144,6 @@ class Passage:
             yield flight
         except asyncio.CancelledError:
             if flight.stopped is None:
-                self.metrics.left.labels(route, model).inc()
                 raise
             task.uncancel()
             if flight.first_byte_at is not None:
@@ -157,7 +156,6 @@ class Passage:
         labels = (route, group.model)
         if flight.first_byte_at is not None:
             self.metrics.first_byte.labels(*labels).observe(flight.first_byte_at - began)
-            self.metrics.seconds.labels(*labels).observe(asyncio.get_running_loop().time() - began)
             self.metrics.bytes_out.labels(*labels).inc(flight.bytes_out)
         if flight.broken:
             self.metrics.broken.labels(*labels).inc()
