@@ -81,6 +81,20 @@ def progress(shown: bool, label: str) -> Iterator[Callable[[int, int, str], None
 
 
 @contextmanager
+def after_a_second(words: str) -> Iterator[None]:
+    """One line on stderr when the work takes more than a second or so."""
+    import threading
+
+    timer = threading.Timer(1.5, lambda: sys.stderr.write(f"{words} ...\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def file_errors(path: Path) -> Iterator[None]:
     try:
         yield

@@ -385,3 +385,65 @@ def test_cards_that_contradict_the_log_are_said_and_the_log_is_believed() -> Non
     assert found.notes[-1].startswith("the cards that were named have 23.56 GiB, those of the log 15.99 GiB")
     near = [GpuFacts(index=index, total_bytes=16 * GIB) for index in range(2)]
     assert not any("the cards that were named" in note for note in with_fixes(diagnosis, None, near).notes)
+
+
+def test_memory_of_the_host_is_what_the_launch_itself_takes_of_it() -> None:
+    command = f"{UNKNOWN} --tensor-parallel-size 2 --swap-space 16 --cpu-offload-gb 20"
+    old = with_fixes(shown("host-ram-killed", command=command, version="0.7.3"), None, None)
+    swap, offload, *others = old.findings[0].fixes
+    assert (swap.argv, offload.remove) == (("--swap-space", "0"), ("--cpu-offload-gb",))
+    assert "32 GiB in all" in swap.why
+    assert "40 GiB in all" in offload.why
+    assert not any("--mm-processor-cache-gb" in (fix.why + " ".join(fix.argv)) for fix in others)
+    assert len(old.findings) == 1  # neither is called advice without effect
+    new = with_fixes(shown("host-ram-killed", command=command, version="0.11.0"), None, None)
+    assert not any("--swap-space" in fix.argv for fix in new.findings[0].fixes)
+    assert any(fix.argv == ("--mm-processor-cache-gb", "0") for fix in new.findings[0].fixes)
+    assert any("V1 engine" in item.cause for item in new.findings[1:])
+
+
+@pytest.mark.parametrize(
+    ("message", "command", "port"),
+    [
+        ("[Errno 98] error while attempting to bind on address ('0.0.0.0', 8123)", UNKNOWN, 8123),
+        ("OSError: [Errno 98] Address already in use", f"{UNKNOWN} --port 9000", 9000),
+        ("OSError: [Errno 98] Address already in use", UNKNOWN, 8000),
+    ],
+)
+def test_a_port_that_is_taken_is_named_and_another_given(message: str, command: str, port: int) -> None:
+    look, other, *_ = fixes_of(shown("port-in-use", message, command))
+    assert look.command == f"ss -ltnp 'sport = :{port}'"
+    assert other.argv == ("--port", str(port + 1))
+
+
+def test_a_port_among_the_engines_own_processes_is_not_the_servers() -> None:
+    message = "torch.distributed.DistNetworkError: The server socket has failed to listen (EADDRINUSE)"
+    assert not any("--port" in fix.argv for fix in fixes_of(shown("port-in-use", message)))
+
+
+def test_the_format_of_the_checkpoint_decides_about_the_flag() -> None:
+    command = f"{AWQ} --quantization awq --max-model-len 16384 --gpu-memory-utilization 0.7"
+    on_cards = shown("quant-method-mismatch", command=command)
+    gpus = [GpuFacts(index=index, total_bytes=48 * GIB) for index in range(2)]
+    (fix,) = with_fixes(on_cards, None, gpus).findings[0].fixes
+    assert fix.remove == ("--quantization",)
+    assert fix.replanned
+    assert fix.why.startswith("The checkpoint is in the format compressed-tensors.")
+    assert " GiB of 48.00 GiB while serving" in fix.why
+    (unplanned,) = with_fixes(on_cards, None, None).findings[0].fixes
+    assert not unplanned.replanned
+    assert "--gpus does" in unplanned.why
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ("--max-model-length 4096", ("--max-model-len", "4096")),
+        ("--limit-mm image=2", ("--limit-mm-per-prompt", "image=2")),
+        ("--enable-expert-paralel", ("--enable-expert-parallel",)),
+    ],
+)
+def test_an_unknown_flag_gets_the_nearest_by_name(words: str, argv: tuple[str, ...]) -> None:
+    first, *_ = fixes_of(shown("unknown-flag", f"vllm serve: error: unrecognized arguments: {words}"))
+    assert first.argv == argv
+    assert first.remove == (words.split()[0],)

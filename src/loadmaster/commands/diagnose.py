@@ -12,7 +12,7 @@ from loadmaster.commands.deploymentname import DeploymentName
 from loadmaster.commands.options import engine_version_option, json_option
 from loadmaster.commands.reading import read_engine_cards, read_model
 from loadmaster.failure import COULD_NOT_TELL, OK, PROBLEM, USAGE, Failure
-from loadmaster.terminal import progress, terminal_paint, terminal_width, write_result
+from loadmaster.terminal import after_a_second, progress, terminal_paint, terminal_width, write_result
 
 if TYPE_CHECKING:
     from loadmaster.core.diagnosis import Diagnosis
@@ -93,7 +93,8 @@ def of_deployment(name: str, model_path: str | None, gpu_spec: str | None, engin
         read_engine_cards(gpu_spec)
         deployment = replace(deployment, gpus=gpu_spec)
     try:
-        return diagnose_deployment(deployment, Places(loaded.path.parent))
+        with after_a_second("reading the log and planning the fixes"):
+            return diagnose_deployment(deployment, Places(loaded.path.parent))
     except LogError as error:
         raise Failure(error.message, f"loadmaster up {name}", COULD_NOT_TELL) from None
 
@@ -111,7 +112,8 @@ def with_computed_fixes(
         diagnosis = replace(diagnosis, facts=replace(diagnosis.facts, engine=engine))
     model = read_model(model_path) if model_path is not None else model_of_log(diagnosis)
     gpus = read_engine_cards(gpu_spec) if gpu_spec is not None else None
-    return with_fixes(diagnosis, model, gpus)
+    with after_a_second("planning the fixes"):
+        return with_fixes(diagnosis, model, gpus)
 
 
 def model_of_log(diagnosis: Diagnosis) -> ModelFacts | None:

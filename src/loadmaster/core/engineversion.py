@@ -33,6 +33,16 @@ def version_key(version: str) -> tuple[int, int, int]:
     return int(major), int(minor), _LAST_PATCH if patch is None else int(patch)
 
 
+def is_before(version: str | None, bound: str) -> bool | None:
+    """Whether ``version`` is older than ``bound``; None where it is not known or has no number ("nightly")."""
+    if version is None:
+        return None
+    try:
+        return not at_least(version, bound)
+    except ValueError:
+        return None
+
+
 def at_least(version: str, bound: str) -> bool:
     """Whether ``version`` is ``bound`` or newer; a ``bound`` without patch number is its first release."""
     key = version_key(bound)

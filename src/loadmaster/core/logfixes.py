@@ -92,7 +92,7 @@ def _wrong_advice(diagnosis: Diagnosis, model: ModelFacts | None) -> tuple[Findi
         return ()
     case = case_of(diagnosis, first, model, None)
     said = [item.code for item in diagnosis.findings]
-    return wrong_advice(case.launch, first.code, _is_quantised(case), said)
+    return wrong_advice(case.launch, first.code, _is_quantised(case), said, case.engine.version)
 
 
 def _is_quantised(case: LogCase) -> bool | None:
@@ -344,9 +344,13 @@ def _planned(case: LogCase, fix: Fix) -> Fix:
         return structs.replace(fix, why=f"{fix.why} Not planned: the log does not name the cards; --gpus does.")
     given = Case(case.model, case.gpus, case.launch, case.engine)
     _, sheet = given.with_changes(_changes(fix, given))
-    if sheet.fits is not True:
+    if not sheet.gpus:
         return fix
     peak = max(sheet.gpus, key=lambda load: load.peak_bytes["serving"])
+    if sheet.fits is not True:
+        high = gib(max(peak.peak_high_bytes.values()))
+        words = f"Planned with it, memory is not surely enough then: up to {high} of {gib(peak.total_bytes)} on a card."
+        return structs.replace(fix, why=f"{fix.why} {words}")
     return structs.replace(
         fix,
         why=f"{fix.why} Planned with it: {gib(peak.peak_bytes['serving'])} of {gib(peak.total_bytes)} while serving.",

@@ -11,7 +11,9 @@ from loadmaster.core.argv import parse_argv
 from loadmaster.core.checks.case import LaunchCase
 from loadmaster.core.checks.flags import check_flags
 from loadmaster.core.checks.shapes import layers_of, problems_at
+from loadmaster.core.engineversion import is_before
 from loadmaster.core.facts import Fix, ModelFacts
+from loadmaster.core.flagtable import flag_table
 from loadmaster.core.logcase import LogCase
 from loadmaster.core.readingfixes import largest_free_share
 from loadmaster.core.releasetable import architecture_runs, releases
@@ -21,6 +23,9 @@ from loadmaster.core.verdict import gib
 
 _NAME = re.compile(r"[A-Za-z]\w+")
 _HELD_FROM = 1536 << 20  # bytes missing at the start beyond what context and NCCL take
+_NO_SWAP_FROM = "0.8.0"  # from here on V1 is the default, which never takes --swap-space from the host
+_DEFAULT_PORT = 8000
+_LEAST_BEGINNING = 5  # letters of a flag's name with its hyphens
 _MOST_RANKS = 64
 _LEAST_SHARE = 0.3  # less of a card is no share to serve from
 
@@ -177,8 +182,23 @@ def _unknown_flags(case: LogCase) -> Iterator[Fix]:
     launch = parse_argv(["vllm", "serve", "m", *words], engine_version=case.engine.version)
     for item in check_flags(LaunchCase(launch, None, None, case.engine, None)):
         if item.code == "unknown-flag":
+            cause = item.cause if item.cause.endswith(("?", ".")) else f"{item.cause}."
             for fix in item.fixes:
-                yield Fix(f"{item.cause} {fix.why}", fix.argv, fix.remove, fix.env, fix.command)
+                yield Fix(f"{cause} {fix.why}", fix.argv, fix.remove, fix.env, fix.command)
+    yield from _shortened_flags(words, case.engine.version)
+
+
+def _shortened_flags(words: list[str], version: str | None) -> Iterator[Fix]:
+    """Beginnings of a flag: some releases refuse what others complete."""
+    names = sorted(name for name in flag_table(version).options if name.startswith("--"))
+    for place, word in enumerate(words):
+        given, _, value = word.partition("=")
+        whole = [name for name in names if name.startswith(given) and not name.startswith("--no-")]
+        if not given.startswith("--") or given in names or len(given) < _LEAST_BEGINNING or len(whole) != 1:
+            continue
+        follows = words[place + 1 : place + 2] if not value else [value]
+        values = [text for text in follows if not text.startswith("-")]
+        yield Fix(f"{whole[0]} is the whole name, which this version wants.", (whole[0], *values), (given,))
 
 
 def _derived_context(case: LogCase) -> Iterator[Fix]:
@@ -203,10 +223,42 @@ def _block_in_batch(case: LogCase) -> Iterator[Fix]:
 
 def _port(case: LogCase) -> Iterator[Fix]:
     port = case.figures.whole("port")
+    if port is None and case.facts.launch is not None and not case.figures.text("inner"):
+        given = case.launch.flags.get("--port", _DEFAULT_PORT)  # the message names none: it is the server's own
+        port = given if isinstance(given, int) and not isinstance(given, bool) else None
     if port is None or not 0 < port < 65535:
         return
     yield Fix(f"Shows who listens on {port}; end it if it is an old server.", command=f"ss -ltnp 'sport = :{port}'")
     yield Fix("Another port; clients must ask there.", argv=("--port", str(port + 1)))
+
+
+# ------------------------------------------------------------------------------------------------ the host's memory
+
+
+def _host_memory(case: LogCase) -> Iterator[Fix]:
+    """What the launch itself holds of the host's memory, for each rank."""
+    ranks = case.tensor_parallel
+    each = f" for each of {ranks} ranks" if ranks > 1 else ""
+    swap, offload = (_size(case, flag) for flag in ("--swap-space", "--cpu-offload-gb"))
+    if swap and is_before(case.engine.version, _NO_SWAP_FROM):
+        total = f", {swap * ranks:g} GiB in all," if ranks > 1 else ""
+        yield Fix(
+            f"{swap:g} GiB of the host's memory are reserved{each}{total} and none then. It costs: a request that the "
+            "cache has no room for is computed again, not swapped back.",
+            argv=("--swap-space", "0"),
+        )
+    if offload:
+        total = f", {offload * ranks:g} GiB in all," if ranks > 1 else ""
+        yield Fix(
+            f"{offload:g} GiB of weights stay in the host's memory{each}{total} and none then. It costs: they must fit "
+            "the cards instead.",
+            remove=("--cpu-offload-gb",),
+        )
+
+
+def _size(case: LogCase, flag: str) -> float | None:
+    given = case.launch.flags.get(flag)
+    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) and given > 0 else None
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -300,6 +352,7 @@ _BY_CODE: dict[str, Callable[[LogCase], Iterator[Fix]]] = {
     "context-beyond-model": _derived_context,
     "batched-tokens-below-block": _block_in_batch,
     "port-in-use": _port,
+    "host-ram-killed": _host_memory,
     "image-limit-exceeded": _image_limit,
     "image-tokens-exceed-context": _prompt_length,
     "encoder-cache-too-small": _encoder_cache,

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct, convert
 
 from loadmaster.core.checks.catalogue import finding
+from loadmaster.core.engineversion import is_before
 from loadmaster.core.facts import Evidence, Finding, Fix, LaunchArgs, Severity
 from loadmaster.core.tables import load_toml
 
@@ -34,6 +35,7 @@ class Advice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantised: bool | None = None
     remove: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
+    since: str | None = None
 
 
 @cache
@@ -42,7 +44,9 @@ def advice() -> tuple[Advice, ...]:
     return convert(load_toml("wrong-advice.toml")["advice"], tuple[Advice, ...])
 
 
-def wrong_advice(launch: LaunchArgs, cause: str, quantised: bool | None, said: Sequence[str]) -> tuple[Finding, ...]:
+def wrong_advice(
+    launch: LaunchArgs, cause: str, quantised: bool | None, said: Sequence[str], version: str | None = None
+) -> tuple[Finding, ...]:
     """Findings beside ``cause``, none of them an error. ``said``: codes that the log shows already.
 
     ``quantised``: whether the checkpoint is; None: not known, which counts as not.
@@ -50,6 +54,8 @@ def wrong_advice(launch: LaunchArgs, cause: str, quantised: bool | None, said: S
     found: dict[tuple[str, str], Finding] = {}
     for entry in advice():
         if entry.code in said or entry.code == cause or not _beside(entry, cause, quantised):
+            continue
+        if entry.since is not None and is_before(version, entry.since):
             continue
         shown = _shown(entry, launch)
         if shown is not None:

@@ -15,7 +15,7 @@ from loadmaster.core.enginelog import repeats
 from loadmaster.core.facts import EngineFacts, Finding
 from loadmaster.core.logfixes import with_fixes
 from loadmaster.core.secrets import hide_in_environment, hide_in_words
-from loadmaster.service.preparation import Prepared
+from loadmaster.service.preparation import Prepared, configured
 
 CRASHED = 4
 _MASK = "engine-dead-masked"
@@ -34,9 +34,13 @@ def explained(diagnosis: Diagnosis, deployment: Deployment, prepared: Prepared) 
         facts = structs.replace(facts, launch=launch, engine=EngineFacts("vllm", version))
     elif deployment.engine.kind == "llamacpp":
         facts = structs.replace(facts, engine=EngineFacts("llamacpp", prepared.version))
+    model, gpus = prepared.model, prepared.gpus
+    if facts.engine.name == "vllm" and (model is None or not gpus):  # a program of one's own, or one that is gone
+        named, cards_named = configured(deployment)
+        model, gpus = model or named, gpus or cards_named or ()
     # what others held of the cards then is in the log, what they hold now is another matter
-    cards = tuple(structs.replace(gpu, free_bytes=None, processes=None) for gpu in prepared.gpus)
-    return with_fixes(structs.replace(diagnosis, facts=facts), prepared.model, cards or None)
+    cards = tuple(structs.replace(gpu, free_bytes=None, processes=None) for gpu in gpus)
+    return with_fixes(structs.replace(diagnosis, facts=facts), model, cards or None)
 
 
 def all_findings(diagnosis: Diagnosis, prepared: Prepared) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ Cards and memory are taken as if nothing else were on them: who holds memory now
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -58,6 +59,16 @@ def prepare(deployment: Deployment, engine: Engine) -> Prepared:
     if deployment.engine.kind == "llamacpp":
         return _prepare_host(deployment, version)
     return _prepare_cards(deployment, version)
+
+
+def configured(deployment: Deployment) -> tuple[ModelFacts | None, tuple[GpuFacts, ...] | None]:
+    """The checkpoint and the cards that the configuration names, for whatever program serves them. None: not here."""
+    model, cards = None, None
+    with contextlib.suppress(Refusal):
+        model = _model(deployment.model, [])
+    with contextlib.suppress(Refusal):
+        cards = _cards(deployment.gpus, [])
+    return model, cards
 
 
 def refuse(prepared: Prepared) -> None:
