@@ -27,6 +27,7 @@ from loadmaster.core.facts import (
 from loadmaster.core.ggufconfig import ggml_types, group_tensors, processor, text_config, vision_config
 from loadmaster.core.hostplan import make_host_plan
 from loadmaster.core.hostsettings import HostSettings, host_settings, parse_flags
+from loadmaster.core.watchlimits import limits_of
 from loadmaster.edge.gguf import read_gguf
 from tests import gguf_writer as writer
 from tests import llamacpp_engine
@@ -438,3 +439,14 @@ def test_a_damaged_file_and_a_flag_without_its_value_decide() -> None:
     assert broken.findings[0].code == "weights-truncated"
     assert "damaged" in broken.notes[0]
     assert plan(facts(), "-c many", host).fits is False
+
+
+def test_the_watch_holds_a_plan_of_the_host_against_no_card() -> None:
+    sheet = make_host_plan(facts(), HOST, LaunchArgs(argv=()), ENGINE)
+    limits = limits_of(sheet)
+    assert limits.cards == ()
+    assert limits.host is not None
+    load = sheet.gpus[0]
+    assert limits.host.steady_bytes == load.peak_bytes["steady"]
+    assert limits.host.serving_high_bytes == load.peak_high_bytes["serving"]
+    assert limits.host.total_bytes == HOST.memory_total_bytes

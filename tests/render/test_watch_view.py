@@ -282,7 +282,7 @@ host memory
 
 engine
   requests 1 running of 2   0 waiting
-  tokens   unknown until a request ends
+  tokens   unknown while requests run
   latency  unknown until a request ends
 
 not read: the cards: no NVIDIA driver answers here (NVML Shared Library Not
@@ -299,7 +299,7 @@ host memory
 
 engine
   requests 1 running of 2   0 waiting
-  tokens   unknown until a request ends
+  tokens   unknown while requests run
   latency  unknown until a request ends
 
 not read: the cards: no NVIDIA driver answers here (NVML

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from loadmaster.core.alerts import AlertChange
 from loadmaster.core.checks.catalogue import finding
-from loadmaster.core.deployment import AlertsSection, Deployment, EngineSection, problems
+from loadmaster.core.deployment import AlertsSection, Deployment, EngineKind, EngineSection, problems
 from loadmaster.core.observation import Snapshot
 from loadmaster.render.configuration import shown_value
 from loadmaster.service import alertoutlets
@@ -91,6 +92,28 @@ def test_a_look_at_a_running_engine_and_its_cards(tmp_path: Path) -> None:
     assert second.engine.host_cores is not None
     assert (second.engine.steps or 0) > (first.engine.steps or 0)
     assert (second.engine.generation_tokens or 0) - (first.engine.generation_tokens or 0) == 5
+
+
+def test_the_hosts_memory_of_an_engine_that_computes_there_is_read(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    filled = bytearray(os.urandom(1 << 20) * 64)
+    say(places, "loading", pid=os.getpid(), process=Pid.of(os.getpid()))
+
+    async def look(kind: EngineKind) -> Snapshot:
+        deployment = Deployment(name="one", model="m", engine=EngineSection(kind=kind))
+        sampler = Sampler(deployment, places, library=SimulatedNvml(driver=False))
+        try:
+            return await sampler.look()
+        finally:
+            await sampler.close()
+
+    engine = asyncio.run(look("llamacpp")).engine
+    assert engine is not None
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert len(filled) < (engine.resident_bytes or 0) <= highest
+    engine = asyncio.run(look("vllm")).engine
+    assert engine is not None
+    assert engine.resident_bytes is None
 
 
 def test_without_driver_and_engine_everything_missing_is_said(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def _engine(view: WatchView, engine: EngineReading, width: int, paint: Paint) ->
     ]
     works = engine.running > 0
     if "generation_tokens" in engine.late_totals and works and not tokens_now:
-        tokens_now = [f"{UNKNOWN} until a request ends"]
+        tokens_now = [f"{UNKNOWN} while requests run"]
     if tokens_now:
         lines += _fold("tokens", tokens_now, width)
     times = []
