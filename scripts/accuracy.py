@@ -18,6 +18,9 @@ record's own cards, version and flags, and compared. Comparisons:
   half the largest area, then the largest.
 - peak range: whether that reading lies within the plan's low and high, to 0.05 GiB.
 - peak, its pictures: the same peak with the allocator replayed on the pictures that the run sent, in their order.
+- unexplained, ready and unexplained, peak: what the driver counts on the card that is farthest off, against its
+  reserve and each component as the log says it, or else as the plan expects it for what the run did. What is left
+  is what no reading and no plan names; `loadmaster runs show` remarks on it beyond the limit.
 """
 
 from __future__ import annotations
@@ -35,9 +38,12 @@ from loadmaster.core.activations import growth_after
 from loadmaster.core.argv import parse_argv
 from loadmaster.core.facts import GIB, EngineFacts, GpuLoad, LaunchArgs, LoadSheet, ModelFacts
 from loadmaster.core.gputable import parse_gpu_spec
+from loadmaster.core.logfacts import LogReadings
 from loadmaster.core.pictures import picture_rules
 from loadmaster.core.plan import make_plan
-from loadmaster.core.sheet import plan_of
+from loadmaster.core.reconcile import CardActual, Point, RunActual, reconcile
+from loadmaster.core.served import ServedLoad, rank_replays
+from loadmaster.core.sheet import load_sheet, plan_of
 from loadmaster.edge.modeldir import read_model
 from loadmaster.edge.sample import write_sample
 
@@ -53,7 +59,10 @@ LIMITS = {
     "peak": "0.5 GiB",
     "peak range": "inside",
     "peak, its pictures": "0.5 GiB",
+    "unexplained, ready": "0.3 GiB",
+    "unexplained, peak": "0.3 GiB",
 }
+UNEXPLAINED_GIB = 0.3
 
 PICTURE = re.compile(r"(\d+)x(\d+)x1")
 
@@ -136,6 +145,65 @@ def compare(record: dict[str, Any], model: ModelFacts) -> Iterator[Row]:
             )
 
 
+def unexplained(record: dict[str, Any], model: ModelFacts) -> Iterator[Row]:
+    """The card farthest off, when the run was ready and at its highest point; nothing without readings of both."""
+    if not record["measured"].get("nvml_ready_gib"):
+        return
+    plan = plan_of(model, parse_gpu_spec(record["gpus"]), launch_of(record, model), engine_of(record))
+    points: tuple[tuple[Point, str], ...] = (("ready", "ready"), ("serving", "peak"))
+    for point, label in points:
+        found = reconcile(load_sheet(plan), readings_of(record), point, rank_replays(plan))
+        card = max(found.cards, key=lambda card: abs(card.unexplained_bytes or 0))
+        assert card.actual_bytes is not None and card.unexplained_bytes is not None, record["name"]
+        held, miss = card.actual_bytes / GIB, card.unexplained_bytes / GIB
+        yield (
+            record["name"],
+            f"unexplained, {label}",
+            f"{held - miss:.2f} GiB",
+            f"{held:.2f} GiB",
+            f"{-miss:+.2f} GiB",
+            round(abs(miss), 2) <= UNEXPLAINED_GIB,
+        )
+
+
+def readings_of(record: dict[str, Any]) -> RunActual:
+    """What the log and NVML said of a recorded launch, and what it was asked."""
+    measured: dict[str, Any] = record["measured"]
+    peaks: dict[str, list[float]] = measured["nvml_peak_gib"]
+    cards = len(next(iter(peaks.values())))
+    sizes = tuple((int(found[1]), int(found[2])) for found in map(PICTURE.fullmatch, peaks) if found)
+    return RunActual(
+        cards=tuple(
+            CardActual(
+                index=index,
+                driver_reserved_bytes=_bytes(measured["driver_reserved_gib"]),
+                ready_bytes=_bytes(measured["nvml_ready_gib"][index]) if measured["nvml_ready_gib"] else None,
+                serving_bytes=_bytes(max(values[index] for values in peaks.values())),
+            )
+            for index in range(cards)
+        ),
+        log=LogReadings(
+            model_loading_bytes=(_bytes(measured["weights_gib"]),),
+            kv_available_bytes=_bytes(measured["kv_available_gib"]),
+            kv_tokens=measured["kv_tokens"],
+            graph_bytes=_bytes(measured["graphs_gib"]),
+            profile_peak_bytes=_bytes(measured["torch_peak_increase_gib"]),
+            non_torch_bytes=_bytes(measured["non_torch_increase_gib"]),
+        ),
+        context_bytes=_bytes(measured["context_gib"]),
+        served=ServedLoad(
+            pictures=sizes,
+            requests=16 if "text16" in peaks else 1,
+            prompt_tokens=None if "long" in peaks else 64,
+            log_probabilities=False,
+        ),
+    )
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else round(gib * GIB)
+
+
 def beside_context(gpu: GpuLoad, side: str) -> int:
     """Bytes of a serving peak without the planned context."""
     peaks: dict[str, int] = getattr(gpu, side)
@@ -183,6 +251,12 @@ def page(rows: list[Row], runs: list[dict[str, Any]]) -> str:
         "figure, which expects one of half the area first; `peak range` asks whether the reading lies within",
         "its low and high; `peak, its pictures` replays the pictures that the run sent, in their order.",
         "",
+        "`unexplained` is what `loadmaster runs show` calls so, on the card that is farthest off: what the driver",
+        "counts, less its own reserve, less each component as the log says it, or else as the plan expects it for what",
+        "the run did. Its `planned` is that sum, and its `miss` the sum less the driver's count. A run without",
+        "readings of the driver has no peak and nothing unexplained: h200-tp2-eager-32768-s16-awq was stopped in its memory",
+        "profile, before any was taken.",
+        "",
         "| comparison | limit | within |",
         "| --- | --- | --- |",
     ]
@@ -221,7 +295,7 @@ def build() -> tuple[str, list[Row]]:
                 target = Path(directory) / f"{key[0]}-{key[1]}"
                 write_sample(*key, target)
                 models[key] = read_model(str(target))
-            rows += compare(record, models[key])
+            rows += [*compare(record, models[key]), *unexplained(record, models[key])]
     return page(rows, runs), rows
 
 

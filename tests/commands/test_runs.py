@@ -244,7 +244,7 @@ def test_a_run_in_host_memory(home: Path) -> None:
         store.reconcile(number, STARTED, found)
         store.close()
         said = " ".join(_runs("show", str(number)).out.split())
-        assert f"host memory, when it was ready planned {size(low)} to {size(high)}" in said
+        assert f"host memory, when it was ready planned {size(low)} when idle to {size(high)} when serving" in said
         assert f"resident {size(held)}, all processes of the engine" in said
         assert words in said
     assert json.loads(_runs("--json").out)["runs"][0]["held_bytes"] == low

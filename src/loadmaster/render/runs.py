@@ -183,9 +183,7 @@ def _not_compared(shown: ShownRun) -> str:
 
 def _host(host: HostReconciliation, point: str, width: int, paint: Paint) -> list[str]:
     lines = [paint(f"host memory, {_POINTS.get(point, point)}", "bold")]
-    lines.append(
-        f"  planned   {size(host.low_bytes)} to {size(host.high_bytes)}, most likely {size(host.planned_bytes)}"
-    )
+    lines.append(f"  planned   {size(host.low_bytes)} when idle to {size(host.high_bytes)} when serving")
     lines.append(f"  resident  {size(host.resident_bytes)}, all processes of the engine")
     if host.reason:
         lines += wrap(host.reason, width, "  ", "    ")

@@ -149,7 +149,7 @@ def _host_memory(installation: Installation, plan: LoadSheet) -> Outcome:
     if most is None:
         return not_applicable("the system does not tell how much memory the engine's process had")
     load = plan.gpus[0]
-    low, high = load.peak_low_bytes["steady"], load.peak_high_bytes["serving"]
+    low, high = load.peak_low_bytes["serving"], load.peak_high_bytes["serving"]
     words = f"at most {size(most)} resident, planned {size(low)} to {size(high)}"
     # a file that is mapped into memory need not be resident as a whole, so less is no contradiction
     return passed(words) if most <= high else failed(words)
