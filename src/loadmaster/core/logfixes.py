@@ -37,6 +37,7 @@ _MOST = 5  # fixes of one cause
 _TREATED = 3  # findings that get fixes
 _BY_FREE_MEMORY = ("free-memory-below-request", "gpu-held-by-other-process")
 _BY_THE_ENGINE = ("context-exceeds-kv", "mamba-blocks")  # whose message names the value that fits
+_ABOUT_MEMORY = ("quant-method-mismatch", "host-ram-killed")  # whose cure moves memory to the cards
 _UNPLANNED = "the fix was not planned"
 _MORE = "Needs other hardware: "  # what the cards at hand can do comes first
 _PEAK_WORDS = {"start": "the peak of the start", "steady": "the card at rest", "serving": "the serving peak"}
@@ -348,6 +349,8 @@ def _planned(case: LogCase, fix: Fix) -> Fix:
         return fix
     peak = max(sheet.gpus, key=lambda load: load.peak_bytes["serving"])
     if sheet.fits is not True:
+        if case.finding.code not in _ABOUT_MEMORY:
+            return fix
         high = gib(max(peak.peak_high_bytes.values()))
         words = f"Planned with it, memory is not surely enough then: up to {high} of {gib(peak.total_bytes)} on a card."
         return structs.replace(fix, why=f"{fix.why} {words}")
