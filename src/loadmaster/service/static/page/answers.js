@@ -7,7 +7,7 @@ import { moveDraft } from "./drafts.js";
 import { t } from "./i18n.js";
 import { refreshSession } from "./session.js";
 import { readEvents } from "./stream.js";
-import { model, notify, store } from "./state.js";
+import { model, notify, place, store } from "./state.js";
 
 const RETRIES_MS = [300, 1000, 2000, 4000, 8000];
 const SAVE_EVERY_MS = 1000;
@@ -263,17 +263,21 @@ async function askBrowser(conversation, body) {
     });
 }
 
-/** Ask in the open conversation, or in a new one. Raises ApiError when the question is not accepted. */
-export async function askQuestion(body) {
-  let { current } = store.get();
-  if (current !== null && store.get().session?.storage === "browser") await browserRepository.adopt(current);
-  if (current === null) {
-    const created = await repository().create();
-    current = { settings: {}, messages: [], title: "", ...created };
-    moveDraft(current.id);
-    store.set({ current });
-    history.replaceState(null, "", `#/c/${encodeURIComponent(current.id)}`);
-  }
+/** A new conversation. It is opened where the page still stands at ``mine.at``, which becomes its place. */
+export async function beginConversation(mine, sent) {
+  const current = { settings: {}, messages: [], title: "", ...(await repository().create()) };
+  const { opening, asking } = store.get();
+  if (mine.at !== place(store.get()) || opening !== null) return current;
+  moveDraft(current.id, sent);
+  mine.at = current.id;
+  store.set({ current, asking: asking && { ...asking, at: current.id } });
+  history.replaceState(null, "", `#/c/${encodeURIComponent(current.id)}`);
+  return current;
+}
+
+/** Ask in a conversation, else in the open one. Raises ApiError when the question is not accepted. */
+export async function askQuestion(body, current = store.get().current) {
+  if (store.get().session?.storage === "browser") await browserRepository.adopt(current);
   const full = { model: model()?.id, ...body };
   if (store.get().session?.storage === "browser") await askBrowser(current.id, full);
   else await askServer(current.id, full);

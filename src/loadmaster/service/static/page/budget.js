@@ -27,8 +27,7 @@ export function budget(messages, draft, model) {
   for (const message of messages.slice(from)) sum += guessTokens(message.text) + pictureTokens(message.pictures, model) + AROUND;
   const ready = draft.pictures.filter((one) => one.prepared && one.state === "ready").map((one) => one.prepared);
   if (draft.text || ready.length > 0) sum += guessTokens(draft.text) + pictureTokens(ready, model) + AROUND;
-  const shown = new Set(messages.flatMap((one) => (one.pictures ?? []).map((picture) => picture.sha256)));
-  for (const one of ready) shown.add(one.sha256);
+  const shown = messages.reduce((n, one) => n + (one.pictures?.length ?? 0), ready.length);
   const limit = model?.context_tokens ?? null;
-  return { tokens: sum, measured, limit, share: limit ? sum / limit : null, pictures: shown.size, most: model?.max_images ?? null };
+  return { tokens: sum, measured, limit, share: limit ? sum / limit : null, pictures: shown, most: model?.max_images ?? null };
 }

@@ -1,17 +1,17 @@
 // Where a question is written: text, pictures, and what goes with them.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
-import { askQuestion, stopAnswer, useAnswering } from "./answers.js";
+import { askQuestion, beginConversation, stopAnswer, useAnswering } from "./answers.js";
 import { problemWords } from "./api.js";
 import { Camera, cameraHere } from "./camera.js";
 import { Crop } from "./crop.js";
-import { addFiles, clearDraft, openDraft, removePicture, setText, uploaded, useDraft } from "./drafts.js";
+import { addFiles, clearDraft, holdDraft, openDraft, removePicture, setText, uploaded, useDraft } from "./drafts.js";
 import { number, size } from "./format.js";
 import { t } from "./i18n.js";
 import { Icon, IconButton } from "./icons.js";
 import { ParametersDrawer, sentParameters, setParameters, useParameters } from "./parameters.js";
 import { forgetUploads } from "./repository.js";
 import { refreshSession } from "./session.js";
-import { model, store, use } from "./state.js";
+import { model, notify, place, store, use } from "./state.js";
 
 const ACCEPT = "image/*";
 
@@ -19,7 +19,7 @@ export function Composer() {
   const current = use((s) => s.current);
   const text = useDraft((d) => d.text);
   const pictures = useDraft((d) => d.pictures);
-  const asking = use((s) => s.asking);
+  const asking = use((s) => s.asking?.at === place(s));
   const refusal = use((s) => s.refusal);
   const session = use((s) => s.session);
   const settings = use((s) => s.settings);
@@ -40,23 +40,30 @@ export function Composer() {
   const can = (text.trim() !== "" || ready) && !asking && !running && session !== null;
   const send = async () => {
     if (!can) return;
-    const sent = text;
-    store.set({ refusal: null, asking: { text, pictures: pictures.filter((one) => one.state === "ready").map(({ url, name }) => ({ url, name })) } });
+    const sent = holdDraft();
+    const parameters = sentParameters();
+    const mine = { at: place(store.get()) };
+    let to = current;
+    const over = () => store.get().asking?.mine === mine && store.set({ asking: null });
+    store.set({ refusal: null, asking: { at: mine.at, mine, text, pictures: pictures.filter((one) => one.state === "ready").map(({ url, name }) => ({ url, name })) } });
     try {
       const ask = async () => {
-        const facts = await uploaded();
-        await askQuestion({ text: sent, pictures: facts.map((one) => one.sha256), picture_facts: facts, parameters: sentParameters() });
+        const facts = await uploaded(sent);
+        to ??= await beginConversation(mine, sent);
+        await askQuestion({ text: sent.text, pictures: facts.map((one) => one.sha256), picture_facts: facts, parameters }, to);
       };
       await ask().catch((error) => {
         if (error.code !== "picture_missing") throw error;
         forgetUploads();
         return ask();
       });
-      clearDraft();
-      store.set({ asking: null });
+      clearDraft(sent);
+      over();
     } catch (error) {
       // the draft is as it was: nothing typed is lost
-      store.set({ asking: null, refusal: { code: error.code, message: error.message, retryAfter: error.retryAfter, findings: error.findings ?? [] } });
+      over();
+      if (mine.at === place(store.get())) store.set({ refusal: { code: error.code, message: error.message, retryAfter: error.retryAfter, findings: error.findings ?? [] } });
+      else notify(problemWords(error), "problem");
       if (["storage_browser", "storage_full", "storage_failed", "read_only"].includes(error.code)) await refreshSession();
       if (error.status === 401) store.set({ login: { error: null } });
     }
@@ -71,7 +78,9 @@ export function Composer() {
   const paste = (event) => {
     const found = [...(event.clipboardData?.files ?? [])];
     if (found.length === 0) return;
-    event.preventDefault();
+    // text that comes with pictures goes in too, unless it only names their files
+    const lines = event.clipboardData.getData("text/plain").split(/[\r\n]+/);
+    if (lines.every((line) => line === "" || found.some((one) => line.endsWith(one.name)))) event.preventDefault();
     addFiles(found);
   };
   const pick = (event) => {

@@ -43,9 +43,9 @@ export function search(text) {
 
 /** Open a conversation, or none (a new one begins with the first question). */
 export async function openConversation(id) {
-  store.set({ refusal: null, asking: null });
+  store.set({ refusal: null });
   if (id === null) {
-    store.set({ current: null, opening: null });
+    store.set(({ visit }) => ({ current: null, opening: null, visit: visit + 1 }));
     return;
   }
   if (store.get().current?.id === id) return;

@@ -1,7 +1,7 @@
 // What is being written and not sent. It is kept in this browser with every keystroke, pictures too.
 import { upload } from "./repository.js";
 import { keepPicture } from "./browserrepository.js";
-import { problemWords } from "./api.js";
+import { ApiError, problemWords } from "./api.js";
 import { t } from "./i18n.js";
 import { PictureError, prepare } from "./picture.js";
 import { gib, number, size } from "./format.js";
@@ -9,25 +9,34 @@ import { model, notify, store } from "./state.js";
 import { createStore, useStore } from "./store.js";
 import { erase, read, remember, remembered, write } from "./storage.js";
 
-/** pictures: [{id, file, name, area, url, state: "reading" | "ready" | "refused", words, prepared, sent}] */
+/** pictures: [{id, file, name, area, url, state: "reading" | "ready" | "refused", over, words, prepared, sent}] */
 const drafts = createStore({ key: null, text: "", pictures: [] });
 export const useDraft = (select) => useStore(drafts, select);
 export const draft = () => drafts.get();
 
+const aside = new Map(); // key -> pictures of drafts that were left
+const picturesOf = (key) => (drafts.get().key === key ? drafts.get().pictures : (aside.get(key) ?? []));
+const find = (id) => [drafts.get().pictures, ...aside.values()].flat().find((one) => one.id === id);
+
 const keyOf = (conversation) => conversation ?? "new";
 let nextId = 1;
+let opened = 0;
 
 export async function openDraft(conversation) {
   const key = keyOf(conversation);
-  if (drafts.get().key === key) return;
-  drafts.set({ key, text: remembered(`draft.${key}`, ""), pictures: [] });
+  const { key: left, pictures } = drafts.get();
+  if (left === key) return;
+  const turn = ++opened;
+  if (pictures.length > 0) aside.set(left, pictures);
+  drafts.set({ key, text: remembered(`draft.${key}`, ""), pictures: aside.get(key) ?? [] });
+  if (aside.delete(key)) return;
   let kept = [];
   try {
     kept = (await read("drafts", key)) ?? [];
   } catch {
     // the browser's store is damaged or full; the text is kept elsewhere
   }
-  if (drafts.get().key === key) for (const { file, name, area } of kept) add(file, name, area, false);
+  if (turn === opened) for (const { file, name, area } of kept) add(file, name, area, false);
 }
 
 export function setText(text) {
@@ -35,16 +44,16 @@ export function setText(text) {
   remember(`draft.${drafts.get().key}`, text);
 }
 
-function keep() {
-  const { key, pictures } = drafts.get();
-  const kept = pictures.filter((one) => one.state !== "refused").map(({ file, name, area }) => ({ file, name, area }));
+function keep({ key } = drafts.get()) {
+  const kept = picturesOf(key).filter((one) => one.state !== "refused").map(({ file, name, area }) => ({ file, name, area }));
   const done = kept.length > 0 ? write("drafts", key, kept) : erase("drafts", key);
   done.catch(() => notify(t("draft.pictures_not_kept"), "problem"));
 }
 
 /** The draft goes with the conversation that its question begins. */
-export function moveDraft(conversation) {
+export function moveDraft(conversation, sent) {
   const { key, text } = drafts.get();
+  sent.key = keyOf(conversation);
   drafts.set({ key: keyOf(conversation) });
   setText(text);
   keep();
@@ -52,16 +61,33 @@ export function moveDraft(conversation) {
   erase("drafts", key).catch(() => {});
 }
 
-/** The draft was sent: forget it. */
-export function clearDraft() {
-  for (const one of drafts.get().pictures) if (one.url) URL.revokeObjectURL(one.url);
-  drafts.set({ pictures: [] });
-  setText("");
-  keep();
+/** What is sent now, whatever is opened, typed or added before it is accepted. */
+export function holdDraft() {
+  const { key, text, pictures } = drafts.get();
+  return { key, text, ids: pictures.map((one) => one.id) };
+}
+
+function setPictures(key, pictures) {
+  if (drafts.get().key === key) drafts.set({ pictures });
+  else aside.set(key, pictures);
+}
+
+/** The draft was sent: forget that much of it. */
+export function clearDraft({ key, text, ids }) {
+  const gone = (one) => ids.includes(one.id);
+  const pictures = picturesOf(key);
+  for (const one of pictures) if (gone(one) && one.url) URL.revokeObjectURL(one.url);
+  setPictures(key, pictures.filter((one) => !gone(one)));
+  const now = drafts.get().key === key ? drafts.get().text : remembered(`draft.${key}`, "");
+  const rest = now.startsWith(text) ? now.slice(text.length).trimStart() : now;
+  remember(`draft.${key}`, rest);
+  if (drafts.get().key === key) drafts.set({ text: rest });
+  keep({ key });
 }
 
 function change(id, patch) {
-  drafts.set(({ pictures }) => ({ pictures: pictures.map((one) => (one.id === id ? { ...one, ...patch } : one)) }));
+  for (const key of [drafts.get().key, ...aside.keys()])
+    setPictures(key, picturesOf(key).map((one) => (one.id === id ? { ...one, ...patch } : one)));
 }
 
 export const pictureWords = (error) => {
@@ -71,17 +97,18 @@ export const pictureWords = (error) => {
 };
 
 async function read_(id) {
-  const one = drafts.get().pictures.find((picture) => picture.id === id);
+  const one = find(id);
   if (!one) return;
   const most = model()?.max_images ?? null;
-  const ready = drafts.get().pictures.filter((other) => other.id !== id && other.state === "ready").length;
+  const its = [drafts.get().pictures, ...aside.values()].find((all) => all.includes(one));
+  const ready = its.filter((other) => other.id !== id && other.state === "ready").length;
   if (most !== null && ready >= most) {
-    change(id, { state: "refused", words: t(most === 0 ? "picture.none_taken" : "picture.too_many", { n: most }) });
+    change(id, { state: "refused", over: true, words: t(most === 0 ? "picture.none_taken" : "picture.too_many", { n: most }) });
     return;
   }
   try {
     const prepared = await prepare(one.file, model(), one.area);
-    const now = drafts.get().pictures.find((picture) => picture.id === id);
+    const now = find(id);
     if (!now) return;
     if (now.url) URL.revokeObjectURL(now.url);
     change(id, { state: "ready", words: null, prepared, url: URL.createObjectURL(prepared.blob), sent: null });
@@ -94,7 +121,7 @@ async function read_(id) {
 
 /** Upload a prepared picture while the question is still being typed; a failure is met again when it is sent. */
 function send(id) {
-  const one = drafts.get().pictures.find((picture) => picture.id === id);
+  const one = find(id);
   if (!one?.prepared) return Promise.resolve();
   const sent = upload(one.prepared);
   change(id, { sent });
@@ -122,21 +149,27 @@ export function removePicture(id) {
   const one = drafts.get().pictures.find((picture) => picture.id === id);
   if (one?.url) URL.revokeObjectURL(one.url);
   drafts.set(({ pictures }) => ({ pictures: pictures.filter((picture) => picture.id !== id) }));
+  for (const other of drafts.get().pictures) if (other.over) readAgain(other.id);
   keep();
+}
+
+function readAgain(id, patch) {
+  change(id, { ...patch, state: "reading", over: false });
+  reading = reading.then(() => read_(id));
 }
 
 export function cropPicture(id, area) {
-  change(id, { area, state: "reading" });
-  reading = reading.then(() => read_(id));
+  readAgain(id, { area });
   keep();
 }
 
-/** All pictures of the draft, in the server's store. Raises ApiError. */
-export async function uploaded() {
+/** All pictures of what is sent, in the server's store. Raises ApiError. */
+export async function uploaded({ ids }) {
   await reading;
   const facts = [];
-  for (const one of drafts.get().pictures) {
-    if (!one.prepared || one.state !== "ready") continue;
+  for (const one of ids.map(find)) {
+    if (!one) continue; // taken away meanwhile
+    if (one.state !== "ready") throw new ApiError(0, "picture_refused", "");
     await upload(one.prepared);
     const { sha256, width, height, original_width, original_height } = one.prepared;
     facts.push({ sha256, width, height, original_width, original_height, name: one.name });

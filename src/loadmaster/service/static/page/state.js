@@ -13,8 +13,9 @@ export const store = createStore({
   more: false, // older ones are left
   search: "",
   current: null, // {id, title, settings, messages} of the conversation that is open
+  visit: 0, // how often an empty page was opened
   opening: null, // id of the conversation that is being read
-  asking: null, // a question that the server has not accepted yet: {text, pictures}
+  asking: null, // a question that the server has not accepted yet: {at: place, text, pictures}
   refusal: null, // why the last question was not accepted: {code, message}
   engine: null, // {state, phase, words, seconds, finding, at}
   plan: null,
@@ -25,12 +26,18 @@ export const store = createStore({
   verify: { running: false, steps: [], ok: null, error: null },
   connected: null, // the event stream: true, false, null before the first word
   left: false, // the drawer of conversations on a phone
-  right: remembered("right", "") === "open" || (remembered("right", "") === "" && window.innerWidth >= 1280),
+  right: innerWidth >= 900 && (remembered("right", "") === "open" || (remembered("right", "") === "" && innerWidth >= 1280)),
   tab: TABS.includes(remembered("tab", "load")) ? remembered("tab", "load") : "load",
   settings: false, // the drawer of parameters
   preferences: false, // language, theme, import
   notice: null, // a short sentence that goes away: {text, kind}
 });
+
+/** What stands open: a conversation, or one of the empty pages where a new one begins. */
+export const place = (s) => s.current?.id ?? `new ${s.visit}`;
+
+// a panel beside the chat is not laid over it when the window becomes narrow
+matchMedia("(max-width: 899px)").addEventListener("change", ({ matches }) => matches && store.set({ right: false }));
 
 export const use = (select) => useStore(store, select);
 

@@ -6,14 +6,14 @@ import { useEngine } from "./engine.js";
 import { language, t } from "./i18n.js";
 import { Icon } from "./icons.js";
 import { Message, Asking } from "./message.js";
-import { use } from "./state.js";
+import { place, use } from "./state.js";
 
 const NEAR_END = 48; // pixels
 
 export function Thread() {
   const current = use((s) => s.current);
   const opening = use((s) => s.opening);
-  const asking = use((s) => s.asking);
+  const asking = use((s) => (s.asking?.at === place(s) ? s.asking : null));
   const scroll = useRef(null);
   const content = useRef(null);
   const atEnd = useRef(true);
