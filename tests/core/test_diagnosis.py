@@ -352,3 +352,39 @@ def test_a_cause_after_a_hundred_thousand_dull_lines() -> None:
     found = read(HEALTHY + dull + raised("execute_model", message=OOM) + MASK)
     assert codes(found)[0] == "oom-runtime"
     assert found.findings[0].evidence[0].line == len((HEALTHY + dull).splitlines()) + 3
+
+
+PASTED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.00 GiB. GPU 1 has a total capacity of 23.56 GiB?"
+)
+ASKED = {
+    "prompt": f"INFO [logger.py:39] Received request chatcmpl-1: prompt: 'Why? {PASTED}', params: SamplingParams(n=1), "
+    "prompt_token_ids: None, lora_request: None, prompt_adapter_request: None.\n",
+    "answer": "(APIServer pid=7) INFO 11-30 09:40:00 [logger.py:77] Generated response chatcmpl-1 (streaming complete): "
+    "output: 'It says [Errno 98] Address already in use', output_token_ids: None, finish_reason: stop\n",
+    "details": f'(APIServer pid=7) DEBUG 11-30 09:40:00 [request_logger.py:52] Request cmpl-1 details: prompt: "{PASTED}", '
+    "prompt_token_ids: None, prompt_embeds shape: None.\n",
+    "several lines": "(APIServer pid=7) INFO 11-30 09:40:00 [logger.py:39] Received request chatcmpl-1: prompt: 'Why?\n"
+    f"ERROR 11-30 09:20:45 [core.py:708] EngineCore failed to start.\nTraceback (most recent call last):\n{PASTED}\n"
+    "', params: SamplingParams(n=1), lora_request: None.\n",
+    "sglang": f"[2026-11-30 09:40:00] Receive: obj=GenerateReqInput(rid='1', text='{PASTED}')\n",
+}
+ANSWERED = '(APIServer pid=7) INFO:     127.0.0.1:58158 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_what_people_ask_and_the_model_answers_is_no_failure(what: str) -> None:
+    dull = ANSWERED * 3000
+    for log in (HEALTHY + ASKED[what], HEALTHY + dull + ASKED[what] + dull):
+        found = read(log)
+        assert (found.healthy, codes(found)) == (True, codes(read(HEALTHY)))
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_failure_after_what_people_asked_is_one(what: str) -> None:
+    log = HEALTHY + ASKED[what] + ANSWERED + raised("execute_model", message=OOM, clock="09:41:00") + MASK
+    assert codes(read(log))[0] == "oom-runtime"
+    cut = ASKED[what].splitlines(keepends=True)[0].partition("params:")[0].rstrip() + "\n"  # its end is lost
+    assert (
+        codes(read(HEALTHY + cut + raised("execute_model", message=OOM, clock="09:41:00") + MASK))[0] == "oom-runtime"
+    )

@@ -11,7 +11,7 @@ from loadmaster.core.checks.catalogue import finding
 from loadmaster.core.facts import Evidence, Finding
 from loadmaster.core.logfacts import LogFacts
 from loadmaster.core.logsieve import Sieve
-from loadmaster.core.logtext import read_line
+from loadmaster.core.logtext import ASKED, RequestText, read_line
 from loadmaster.core.rootcause import findings_of
 from loadmaster.core.signatures import matcher
 from loadmaster.core.startlog import SERVING, Seen, StartLog, marks
@@ -22,6 +22,8 @@ _FREE, _HELD = "free-memory-below-request", "gpu-held-by-other-process"
 _LONGEST_PART = 64_000
 _MOST_SUSPICIOUS = 5
 _MOST_EARLIER = 5
+_ASKED = tuple(text.encode() for text in ASKED)
+_LINES_ASKED = 100  # of a question that are looked through for its beginning
 
 
 class ExitSeen(Struct, frozen=True):
@@ -65,6 +67,7 @@ class Diagnoser:
         self._lines = 0
         self._path: str | None = None
         self._part = ""
+        self._asked = RequestText()
         self._damage: list[str] = []
         self._sieve = Sieve(self._matcher.wordings, marks())
 
@@ -86,10 +89,12 @@ class Diagnoser:
             for place in batch:
                 if place - 1 > last:
                     self._start.pass_over(read_line(lines[place - 1].decode("utf-8", "replace")))
+                if not self._asked.open:
+                    self._open_question(lines[max(last + 1, place - _LINES_ASKED) : place])
                 last = place
                 if not self._take(lines[place].decode("utf-8", "replace"), self._number + place + 1):
                     self._sieve.pass_over(lines[place])
-            self._sieve.go_on = bool(self._part) or self._start.expects_more
+            self._sieve.go_on = bool(self._part) or self._asked.open or self._start.expects_more
         self._lines += len(lines)
         self._number += len(lines)
 
@@ -122,6 +127,14 @@ class Diagnoser:
         unexplained = (*self._start.suspicious, *self._start.errors) if not healthy and not _root(findings) else ()
         return Diagnosis(healthy, facts, tuple(findings), tuple(notes), tuple(unexplained[:_MOST_SUSPICIOUS]), messages)
 
+    def _open_question(self, passed: Sequence[bytes]) -> None:
+        """Whether what was passed over ends within what somebody asked."""
+        for place in range(len(passed) - 1, -1, -1):
+            if any(text in passed[place] for text in _ASKED):
+                for line in passed[place:]:
+                    self._asked.take_out(read_line(line.decode("utf-8", "replace")))
+                return
+
     def _take(self, line: str, number: int) -> bool:
         """Whether the line said anything. A progress bar is written over itself: each state is a line."""
         told = False
@@ -133,6 +146,8 @@ class Diagnoser:
                 continue
             if self._part:
                 read.text, self._part = self._part + read.text, ""
+            self._asked.take_out(read)
+            told |= self._asked.open
             if self._start.begins_anew(read.text):
                 self._next_start()
             told |= self._start.take(read, number, self._path)

@@ -11,7 +11,7 @@ from functools import cache
 from msgspec import Struct, convert
 
 from loadmaster.core.checks.catalogue import usual_severity
-from loadmaster.core.logtext import Tracebacks, Windows, read_line
+from loadmaster.core.logtext import RequestText, Tracebacks, Windows, read_line
 from loadmaster.core.signatures import matcher, signatures
 from loadmaster.core.tables import load_toml
 
@@ -87,6 +87,7 @@ class LogReader:
         self._matcher = matcher(grammar(name).engine)
         self._tracebacks = Tracebacks()
         self._windows = Windows()
+        self._asked = RequestText()
         self.cause: str | None = None
         self.weak_cause: str | None = None
         self.cause_line: str | None = None
@@ -102,6 +103,7 @@ class LogReader:
     def failure(self, line: str) -> str | None:
         """The code that this line shows."""
         read = read_line(line)
+        self._asked.take_out(read)
         frames = self._tracebacks.above(read)
         match = self._matcher.match(
             read.text,

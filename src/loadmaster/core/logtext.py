@@ -93,6 +93,18 @@ _BY_BEGINNING = (
     ("│", r"│ ?"),
     ("^", r"\^C"),
 )
+# vllm/entrypoints/logger.py and serve/utils/request_logger.py 0.4-0.33; SGLang's --log-requests, whose objects end
+# with the line.
+ASKED = ("Received request ", "Generated response ", " details: prompt: ", "Receive: obj=", "Finish: obj=")
+_ASKED = re.compile(
+    r"Received request \S+: prompt: |Generated response [^:]{0,200}: output: |Request \S+ details: prompt: "
+    r"|(?P<in_one_line>(?:Receive|Finish): obj=)"
+)
+_ASKED_END = re.compile(
+    r"""(?:['"]|None), (?:params|prompt_token_ids|prompt_embeds shape|sampling_params|lora_request"""
+    r"""|output_token_ids|finish_reason): """
+)
+_LONGEST_ASKED = 2_000  # lines
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTICE": "INFO", "TRACE": "DEBUG"}
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -214,6 +226,58 @@ def _seconds(month: str, day: str, clock: str) -> float | None:
         return days * 86400 + int(hour) * 3600 + int(minute) * 60 + float(second)
     except ValueError:
         return None
+
+
+class RequestText:
+    """Takes out of a log what people asked and what the model answered: these are no words of the engine.
+
+    ``open``: the text goes on in the next line.
+    """
+
+    def __init__(self) -> None:
+        self._head: LogLine | None = None
+        self._left = 0
+
+    @property
+    def open(self) -> bool:
+        return self._head is not None
+
+    def take_out(self, line: LogLine) -> None:
+        """Of ``line`` stays what the engine wrote."""
+        if self._head is not None:
+            if self._left and not self._ends_before(line):
+                self._left -= 1
+                line.text = self._rest(line.text)
+                line.headed, line.level = True, "INFO"
+                return
+            self._head = None
+        if ": " not in line.text or (begun := _ASKED.match(line.text)) is None:
+            return
+        head = line.text[: begun.end()]
+        if begun["in_one_line"] is None:
+            self._head, self._left = LogLine("", "", line.speaker, line.source, at=line.at), _LONGEST_ASKED
+        line.text = head + self._rest(line.text[begun.end() :])
+
+    def _rest(self, text: str) -> str:
+        """What the engine wrote behind the text, which ends here, or "..."."""
+        if self._head is None:
+            return "..."
+        ends = list(_ASKED_END.finditer(text))
+        if not ends:
+            return "..."
+        self._head = None
+        return "..." + text[ends[-1].start() :]
+
+    def _ends_before(self, line: LogLine) -> bool:
+        """Whether the engine itself wrote the line: what somebody has pasted is older, or of another process."""
+        head = self._head
+        if head is None or not line.headed or (line.source and line.source == head.source):
+            return False
+        if line.at is not None and head.at is not None:
+            return line.at >= head.at
+        if head.at is None and not head.speaker:
+            return True
+        return bool(line.speaker) and line.speaker == head.speaker
 
 
 class Tracebacks:
