@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from loadmaster.core.deployment import Deployment
-from loadmaster.core.facts import GIB, GpuFacts, GpuProcess
+from loadmaster.core.facts import GIB, EngineFacts, GpuFacts, GpuProcess
 from loadmaster.core.localcalibration import Learnt, key_of, with_learnt
 from loadmaster.core.logfacts import LogReadings
 from loadmaster.edge.gpurelease import Release
@@ -156,6 +156,23 @@ def test_other_processes_count_only_when_their_numbers_are_ours(recorder: RunRec
     assert ours is not None and [card.other_bytes for card in ours.cards] == [GIB, GIB]
     strange = recorder.ready(LogReadings(), cards, {9000})
     assert strange is not None and [card.other_bytes for card in strange.cards] == [None, None]
+
+
+def test_an_engine_in_host_memory_is_compared_by_what_is_resident(recorder: RunRecorder, tmp_path: Path) -> None:
+    sheet = sheet_of(LONG)
+    load = structs.replace(
+        sheet.gpus[0], peak_low_bytes={"steady": 1}, peak_bytes={"serving": 2}, peak_high_bytes={"serving": 3}
+    )
+    host = structs.replace(sheet, engine=EngineFacts("llamacpp", "b9000"), gpus=(load,))
+    assert recorder.begin(_deployment(), Prepared(sheet=host)) == 1
+    found = recorder.ready(LogReadings(), None, {os.getpid()})
+    assert found is not None and found.host is not None and found.cards == ()
+    held = found.host.resident_bytes
+    assert held is not None and held > 8 << 20
+    assert (found.host.low_bytes, found.host.planned_bytes, found.host.high_bytes) == (1, 2, 3)
+    assert said_of(found) == [f"host memory: {held / (1 << 20):,.1f} MiB resident, planned 0.0 to 0.0 MiB"]
+    recorder.close()
+    assert RunQuery(tmp_path / "runs.sqlite3").reconciliations(1) == [found]
 
 
 def test_a_run_without_a_plan_is_kept_and_not_compared(recorder: RunRecorder, tmp_path: Path) -> None:

@@ -63,10 +63,12 @@ class RunRecorder:
         sheet = self._prepared.sheet
         if self.number is None or sheet is None or not sheet.gpus:
             return None
-        if not self._prepared.gpus:  # planned for the host's memory
+        if sheet.engine.name == "llamacpp":  # planned for the host's memory
             found = reconcile_host(sheet, resident_bytes(own))
             self._store.reconcile(self.number, time.time(), found)
             return found
+        if not self._prepared.gpus:
+            return None
         actual = RunActual(
             cards=tuple(card_actual(card, own) for card in cards or ()), log=log, context_bytes=context_of(log)
         )
