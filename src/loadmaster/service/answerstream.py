@@ -14,6 +14,7 @@ from loadmaster.service.errors import ApiError
 from loadmaster.service.passage import CHANGES_HEADER
 
 MOST_LETTERS = 4 << 20  # of one answer; an engine that writes on and on is cut off
+_LEAST_RATED_S = 0.05  # tokens that come in one burst have no rate
 _LONGEST_WORD, _LONGEST_REASON = 100, 4000  # letters of what an engine says of itself
 
 
@@ -201,9 +202,8 @@ class GrowingAnswer:
         turn, first, last = self._turn_at, self._first_at, self._last_at
         written, prompt = _count(self._usage.get("completion_tokens")), _count(self._usage.get("prompt_tokens"))
         tokens = written if written is not None else self._tokens_seen or None
-        speed = None
-        if tokens is not None and tokens > 1 and first is not None and last is not None and last > first:
-            speed = (tokens - 1) / (last - first)
+        span = 0.0 if first is None or last is None else last - first
+        speed = (tokens - 1) / span if tokens is not None and tokens > 1 and span >= _LEAST_RATED_S else None
         return Numbers(
             queue_s=None if turn is None else turn - self._asked_at,
             first_token_s=None if first is None or turn is None else first - turn,

@@ -83,10 +83,13 @@ class PageConversations:
             newest = math.nan
         if newest is not None and not math.isfinite(newest):
             raise invalid("query_invalid", "before has to be a time in seconds", "before")
+        search = request.query.get("search", "").strip()[:200]
+        if "\0" in search:  # SQLite would search for what stands before it
+            raise invalid("query_invalid", "search cannot have the letter U+0000", "search")
         found = await self._desk.shelf.ask(
             ConversationStore.summaries,
             visitor.owner,
-            request.query.get("search", "").strip()[:200],
+            search,
             whole_number(request, "limit", 50, 1, 200),
             newest,
         )
@@ -109,7 +112,9 @@ class PageConversations:
         asked = await self._desk.read(request, _Change)
         if asked.settings is not None and len(msgspec.json.encode(asked.settings)) > MOST_TEXT:
             raise invalid("body_invalid", "the settings are too long", "settings")
-        title = None if asked.title is None else _title(asked.title)
+        title = None if asked.title is None else " ".join(asked.title.split())
+        if title is not None and len(title) > MOST_TITLE:
+            raise invalid("text_too_long", f"a title may have {MOST_TITLE} letters at most", "title")
         there = await self._desk.shelf.ask(
             ConversationStore.change, visitor.owner, request.match_info["id"], title=title, settings=asked.settings
         )
