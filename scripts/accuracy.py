@@ -150,9 +150,10 @@ def unexplained(record: dict[str, Any], model: ModelFacts) -> Iterator[Row]:
     if not record["measured"].get("nvml_ready_gib"):
         return
     plan = plan_of(model, parse_gpu_spec(record["gpus"]), launch_of(record, model), engine_of(record))
+    sheet, replays, read = load_sheet(plan), rank_replays(plan), readings_of(record)
     points: tuple[tuple[Point, str], ...] = (("ready", "ready"), ("serving", "peak"))
     for point, label in points:
-        found = reconcile(load_sheet(plan), readings_of(record), point, rank_replays(plan))
+        found = reconcile(sheet, read, point, replays)
         card = max(found.cards, key=lambda card: abs(card.unexplained_bytes or 0))
         assert card.actual_bytes is not None and card.unexplained_bytes is not None, record["name"]
         held, miss = card.actual_bytes / GIB, card.unexplained_bytes / GIB
