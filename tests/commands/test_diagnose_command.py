@@ -226,3 +226,11 @@ def test_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> None:
     shown = ask("--all", path).out
     assert "\x1b" not in shown
     assert "\x07" not in shown
+
+
+def test_json_has_no_characters_that_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(SHORT_CACHE.replace("org/home-made-8b", "org/a\u009b31m\u202eb"))
+    shown = ask("--json", path)
+    assert not any(letter in shown.out for letter in "\u009b\u202e")
+    assert "a\u009b31m\u202eb" in json.loads(shown.out)["model"]

@@ -388,3 +388,13 @@ def test_a_failure_after_what_people_asked_is_one(what: str) -> None:
     assert (
         codes(read(HEALTHY + cut + raised("execute_model", message=OOM, clock="09:41:00") + MASK))[0] == "oom-runtime"
     )
+
+
+def test_what_systemd_says_is_no_part_of_the_engines_message() -> None:
+    log = (
+        "Nov 30 10:00:00 box vllm[7]: OSError: [Errno 98] Address already in use\n"
+        "Nov 30 10:00:01 box systemd[1]: vllm.service: Main process exited, code=exited, status=1/FAILURE\n"
+    )
+    found = read(LOADED + log)
+    assert codes(found)[0] == "port-in-use"
+    assert "vllm.service" not in found.findings[0].cause

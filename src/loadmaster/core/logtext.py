@@ -48,7 +48,7 @@ _BY_BEGINNING = (
     # CRI
     (_DIGIT, rf"(?P<cri>{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) (?P<part>[FP])(?::[A-Z]+)? "),
     # journald and syslog
-    (_UPPER, rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) [\w./@:-]+(?:\[\d+\])?: ?"),
+    (_UPPER, rf"(?P<syslog>[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}) (?P<host>[\w.-]+) (?P<program>[\w./@:-]+)(?:\[\d+\])?: ?"),
     (_DIGIT, rf"{_DAY}T{_CLOCK}(?:Z|[+-]\d\d:?\d\d) [\w.-]+ [\w./@-]+\[\d+\]: ?"),
     (_DIGIT, rf"\d{{1,2}}月 {{1,2}}\d{{1,2}} {_CLOCK} [\w.-]+ [\w./@:-]+(?:\[\d+\])?: ?"),
     # SGLang
@@ -105,6 +105,7 @@ _ASKED_END = re.compile(
     r"""|output_token_ids|finish_reason): """
 )
 _LONGEST_ASKED = 2_000  # lines
+_OTHER_PROGRAMS = ("systemd", "kernel", "dockerd", "containerd", "kubelet")  # write between an engine's lines
 _LETTERS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL", "NOTICE": "INFO", "TRACE": "DEBUG"}
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -152,7 +153,7 @@ def read_line(line: str) -> LogLine:
     text = _without_colours(line.rstrip("\r\n"))
     read = LogLine(text, text)
     if text.startswith("{") and (inner := _unpacked(text)) is not None:
-        text = _without_colours(inner.rstrip("\r\n"))
+        read.whole = text = _without_colours(inner.rstrip("\r\n"))
     outer: float | None = None
     for _ in range(_MOST_PREFIXES):
         prefixes = _PREFIXES.get(text[:1], ())
@@ -176,6 +177,8 @@ def _take(read: LogLine, groups: dict[str, str | None], outer: float | None) -> 
         read.speaker, read.headed = read.speaker or rank, True
     if (ranks := groups.get("ranks")) is not None:
         read.speaker, read.headed = ranks.strip(), True
+    if (program := groups.get("program")) is not None and program.rstrip(":") in _OTHER_PROGRAMS:
+        read.speaker, read.headed = program.rstrip(":"), True
     if (source := groups.get("source") or groups.get("old_source")) is not None:
         read.source, read.headed = source, True
     letter = groups.get("letter")

@@ -15,12 +15,12 @@ from loadmaster.core.secrets import HIDDEN, hide_in_environment, hide_in_text, h
 from loadmaster.render.findings import finding_text
 from loadmaster.render.lines import wrap
 from loadmaster.render.paint import Paint, plain
-from loadmaster.render.units import count, gib, plural
+from loadmaster.render.units import gib, plural
 from loadmaster.render.visible import shown
 
 SCHEMA = 1
 _REACHED = {
-    "nothing": "before the weights were loaded",
+    "nothing": "the weights were not loaded",
     "loaded": "the weights were loaded",
     "profiled": "weights were loaded and memory was profiled",
     "captured": "weights were loaded, memory was profiled, graphs were captured",
@@ -175,7 +175,7 @@ def _facts(diagnosis: Diagnosis, width: int, paint: Paint, everything: bool) -> 
         for label, value in (
             ("weights", _each(readings.model_loading_bytes)),
             ("cache", gib(readings.kv_available_bytes) if readings.kv_available_bytes is not None else None),
-            ("tokens in it", count(readings.kv_tokens) if readings.kv_tokens is not None else None),
+            ("cache for", plural(readings.kv_tokens, "token") if readings.kv_tokens is not None else None),
             ("graphs", gib(readings.graph_bytes) if readings.graph_bytes is not None else None),
         )
         if value is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,13 @@ import msgspec
 from loadmaster.core.facts import Finding, LaunchArgs, LoadSheet, ModelFacts
 
 SCHEMA = 1
+_HIDDEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def encode(document: Any) -> str:
-    """Indented JSON with a line end."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
+    """Indented JSON with a line end. Characters that a terminal obeys or hides are escaped, as JSON may."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def error_document(message: str, hint: str | None) -> dict[str, Any]:
