@@ -140,11 +140,17 @@ def test_the_quota_counts_bytes_of_texts_and_pictures(store: ConversationStore) 
 
 def test_what_follows_a_message_is_taken_away(store: ConversationStore) -> None:
     store.create("", conversation("a", "1", "2", "3", "4"))
-    store.add("", "a", [Message(id="new", role="assistant", text="2b")], after="a-0", at=2.0)
+    store.add(
+        "",
+        "a",
+        [Message(id="new", role="assistant", text="2b")],
+        after=Message(id="a-0", role="user", text="One"),
+        at=2.0,
+    )
     found = store.get("", "a")
-    assert found is not None and [one.text for one in found.messages] == ["1", "2b"]
+    assert found is not None and [one.text for one in found.messages] == ["One", "2b"]
     with pytest.raises(KeyError):
-        store.add("", "a", [Message(id="no", role="user")], after="a-3", at=2.0)
+        store.add("", "a", [Message(id="no", role="user")], after=Message(id="a-3", role="user"), at=2.0)
     store.edit("", "a", Message(id="a-0", role="user", text="1b"), truncate=True, at=3.0)
     found = store.get("", "a")
     assert found is not None and [one.text for one in found.messages] == ["1b"]

@@ -253,7 +253,11 @@ class ScriptedServer:
         user = message_of(f"{one['id']}m{number}", "user", asked.get("text", ""))
         user["pictures"] = [self._facts(picture) for picture in asked.get("pictures", [])]
         reply = message_of(f"{one['id']}m{number + 1}", "assistant", "")
-        one["messages"] += [user, reply]
+        again = next((at for at, said in enumerate(one["messages"]) if said["id"] == asked.get("regenerate")), None)
+        if again is None:
+            one["messages"] += [user, reply]
+        elif one["messages"][again]["role"] == "user":
+            again += 1
         one["title"] = one["title"] or asked.get("text", "")[:60]
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
@@ -261,11 +265,17 @@ class ScriptedServer:
         async def say(name: str, data: Any) -> None:
             await stream.write(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode())
 
-        await say("start", {"user": user, "assistant": reply, "title": one["title"], "forgotten": 0})
+        await say(
+            "start",
+            {"user": user if again is None else None, "assistant": reply, "title": one["title"], "forgotten": 0},
+        )
         for pause, name, data in script.pieces:
             if pause and await self._ended_within(pause):
                 return stream
             if name == "delta":
+                if again is not None:
+                    one["messages"][again:] = [reply]
+                    again = None
                 kind = "text" if "text" in data else "thinking"
                 data = {"at": len(reply[kind] or "")} | data
                 reply[kind] = (reply[kind] or "") + data[kind]

@@ -33,6 +33,10 @@ def pick(page: Page, *colours: str) -> None:
     page.locator("input.pick").set_input_files(files)
 
 
+def hold(held: list[Route], route: Route) -> None:
+    held.append(route)
+
+
 def old_turn(text: str) -> list[dict[str, Any]]:
     return [message_of("q1", "user", text), message_of("a1", "assistant", "An old answer.")]
 
@@ -42,7 +46,7 @@ def test_a_question_goes_where_enter_was_pressed(script: Script, scripted: Scrip
     script.pieces = ANSWER
     held: list[Route] = []
     with look(url(scripted), f"/#/c/{old['id']}") as (page, _):
-        page.route("**/api/pictures/*", lambda route: held.append(route))
+        page.route("**/api/pictures/*", lambda route: hold(held, route))
         pick(page, "red")
         expect(page.locator(".preview.ready")).to_be_visible()
         page.locator("#question").fill("About the red one")
@@ -73,7 +77,7 @@ def test_what_is_added_while_a_question_is_sent_stays(script: Script, scripted: 
     script.pieces = ANSWER
     held: list[Route] = []
     with look(url(scripted)) as (page, _):
-        page.route("**/api/conversations/*/answer", lambda route: held.append(route))
+        page.route("**/api/conversations/*/answer", lambda route: hold(held, route))
         page.locator("#question").fill("The first")
         page.keyboard.press("Enter")
         expect(page.locator(".message.pending")).to_be_visible()
@@ -128,3 +132,53 @@ def test_text_and_a_picture_are_pasted_together(scripted: ScriptedServer, look: 
         )
         assert prevented == [False, True, True]  # the browser itself puts in the text of the first
         expect(page.locator(".preview.ready")).to_have_count(3)
+
+
+def test_a_good_answer_stays_when_a_new_one_fails(script: Script, scripted: ScriptedServer, look: Look) -> None:
+    old = scripted.add("Old", old_turn("Hello"))
+    script.pieces = [(0, "error", {"code": "engine_error", "message": "CUDA error"})]
+    with look(url(scripted), f"/#/c/{old['id']}") as (page, _):
+        page.get_by_role("button", name="Answer again").click()
+        alert = page.locator(".message.assistant").get_by_role("alert")
+        expect(alert).to_contain_text("No new answer came. This one is kept.")
+        expect(alert).to_contain_text("The engine failed over this question; its log may say why.")
+        expect(page.locator(".markdown")).to_have_text("An old answer.")
+        page.get_by_role("button", name="Edit").click()
+        page.get_by_label("Edit", exact=True).fill("Hello again")
+        page.get_by_role("button", name="Send again").click()
+        expect(page.locator("textarea[aria-label=Edit]")).to_have_count(0)
+        expect(alert).to_contain_text("No new answer came.")
+        expect(page.locator(".said")).to_have_text("Hello")
+        expect(page.locator(".markdown")).to_have_text("An old answer.")
+        script.pieces = ANSWER
+        page.get_by_role("button", name="Edit").click()
+        expect(page.get_by_label("Edit", exact=True)).to_have_value("Hello again")
+        page.get_by_role("button", name="Send again").click()
+        expect(page.locator(".markdown")).to_have_text("Yes.")
+        expect(page.locator(".said")).to_have_text("Hello again")
+        page.reload()
+        expect(page.locator(".markdown")).to_have_text("Yes.")
+        expect(page.locator("textarea[aria-label=Edit]")).to_have_count(0)
+    assert [one.get("text") for one in script.asked] == [None, "Hello again", "Hello again"]
+
+
+def test_an_edit_outlives_escape_and_a_reload(scripted: ScriptedServer, look: Look) -> None:
+    old = scripted.add("Old", old_turn("Hello"))
+    with look(url(scripted), f"/#/c/{old['id']}") as (page, _):
+        area = page.get_by_label("Edit", exact=True)
+        page.get_by_role("button", name="Edit").click()
+        area.fill("Changed")
+        for key in ("Escape", "Enter"):  # an input method's own keys
+            area.evaluate(
+                "(node, key) => node.dispatchEvent(new KeyboardEvent('keydown',"
+                " { key, ctrlKey: true, isComposing: true, bubbles: true }))",
+                key,
+            )
+        expect(area).to_have_value("Changed")
+        page.keyboard.press("Escape")
+        expect(page.locator(".said")).to_have_text("Hello")
+        page.reload()
+        expect(area).to_have_value("Changed")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Edit").click()
+        expect(area).to_have_value("Hello")

@@ -383,3 +383,24 @@ def test_an_engine_that_writes_without_end_is_cut_off(tmp_path: Path, monkeypatc
 
     with fake_engine(tmp_path, "--tps", "2000", "--tokens", "100000") as engine:
         play(scene())
+
+
+def test_an_answer_stays_until_a_new_one_begins(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with page(engine, tmp_path) as (_, browser):
+            number = await browser.new()
+            await browser.answer(number, text="One", parameters={"max_tokens": 2})
+            kept = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"]
+            await asyncio.to_thread(engine.fake, status=500)
+            for more in ({}, {"text": "Other"}):
+                failed = await browser.answer(number, regenerate=kept[0]["id"], **more)
+                assert failed[-1].name == "error"
+                after = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"]
+                assert after == kept
+            await asyncio.to_thread(engine.fake, status=None)
+            await browser.answer(number, regenerate=kept[0]["id"], text="Other", parameters={"max_tokens": 3})
+            after = (await browser.ask("GET", f"/api/conversations/{number}")).json["messages"]
+            assert [one["text"] for one in after] == ["Other", "The picture shows"]
+
+    with fake_engine(tmp_path) as engine:
+        play(scene())

@@ -183,11 +183,11 @@ class ConversationStore:
         number: str,
         messages: Iterable[Message],
         *,
-        after: str | None = None,
+        after: Message | None = None,
         title: str | None = None,
         at: float,
     ) -> None:
-        """Put messages at the end of a conversation. ``after``: take away what follows this message first.
+        """Put messages at the end of a conversation. ``after``: write this message anew, and take away what follows it, first.
 
         Raises :class:`KeyError` when there is no such conversation or message of the owner's, and :class:`QuotaError`.
         """
@@ -195,7 +195,8 @@ class ConversationStore:
         with self._writing() as database:
             _owned(database, owner, number)
             if after is not None:
-                _cut(database, number, after)
+                _cut(database, number, after.id)
+                _write(database, number, after)
             self._check_quota(database, owner, sum(map(_weight, added)))
             for message in added:
                 _add(database, owner, number, message)

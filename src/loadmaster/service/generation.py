@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -45,6 +46,8 @@ class Generation:
         self.growing = growing
         self.followers = 0
         self.stored = number is not None
+        self.replace: Callable[[], Awaitable[None]] | None = None  # puts it in an older one's place, once it begins
+        self._replacing: asyncio.Future[None] | None = None
         self._begun = self._stopping = self._ending = False
         self._task: asyncio.Task[None] | None = None
 
@@ -126,6 +129,18 @@ class Generation:
         if self.number is None:
             return
         try:
+            if self.replace is not None:
+                if not (self.growing.text.length or self.growing.thinking.length or self.growing.state == "done"):
+                    return
+                if self._replacing is None:
+                    self._replacing = asyncio.ensure_future(self.replace())
+                replacing, self._replacing = self._replacing, None
+                try:
+                    await asyncio.shield(replacing)
+                except asyncio.CancelledError:
+                    self._replacing = replacing  # the save at the end waits for it
+                    raise
+                self.replace = None
             await self._answers.desk.shelf.ask(ConversationStore.grow, self.number, self.growing.message())
         except ApiError:
             self.stored = False

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -118,10 +119,12 @@ class PageAnswers:
             visitor, question, asked.model, asked.parameters, asked.continue_ is not None
         )
         user = question[-1] if asked.regenerate is None and asked.continue_ is None else None
+        again = asked.regenerate is not None
+        later = again and (question[-1] != conversation.messages[-1])
         title = title_of(asked.text) if not conversation.title and user is not None else None
         generation = Generation(self, visitor, number, self._growing(begun, prepared))
         # kept and begun together, also when the browser leaves just now
-        accepting = asyncio.create_task(self._accept(generation, prepared, asked, question, user, begun, title))
+        accepting = asyncio.create_task(self._accept(generation, prepared, asked, question, user, begun, title, later))
         self._accepting.add(accepting)
         accepting.add_done_callback(self._accepting.discard)
         await asyncio.shield(accepting)
@@ -142,8 +145,12 @@ class PageAnswers:
         user: Message | None,
         begun: Message,
         title: str | None,
+        later: bool,
     ) -> None:
-        """Keep the question and let the answer begin; neither, when it cannot be kept."""
+        """Keep the question and let the answer begin; neither, when it cannot be kept.
+
+        ``later``: what the answer replaces stays until its first word is there.
+        """
         shelf, owner, number = self.desk.shelf, generation.visitor.owner, generation.number or ""
         try:
             if number in self._conversations.running:
@@ -153,8 +160,12 @@ class PageAnswers:
                 await shelf.ask(ConversationStore.edit, owner, number, begun, truncate=True, at=time.time())
             else:
                 added = [begun] if user is None else [user, begun]
-                after = question[-1].id if user is None else None
-                await shelf.ask(ConversationStore.add, owner, number, added, after=after, title=title, at=time.time())
+                after = question[-1] if user is None else None
+                add = partial(shelf.ask, ConversationStore.add, owner, number, added, after=after, title=title)
+                if later:
+                    generation.replace = lambda: add(at=time.time())
+                else:
+                    await add(at=time.time())
             settings = msgspec.to_builtins(asked.parameters) | {"model": prepared.group.model}
             await shelf.ask(ConversationStore.change, owner, number, settings=settings)
         except BaseException:
@@ -171,8 +182,8 @@ class PageAnswers:
         again = asked.regenerate if asked.regenerate is not None else asked.continue_
         if asked.regenerate is not None and asked.continue_ is not None:
             raise invalid("body_invalid", "either regenerate or continue, not both")
-        if again is not None and (asked.text or asked.pictures):
-            raise invalid("body_invalid", "an answer that is written again or continued takes no new text")
+        if again is not None and (asked.pictures or (asked.text and asked.continue_ is not None)):
+            raise invalid("body_invalid", "an answer written again takes no pictures, a continued one no text")
         if again is None:
             if not asked.text.strip() and not asked.pictures:
                 raise invalid("question_empty", "a question needs text or a picture")
@@ -190,6 +201,8 @@ class PageAnswers:
         before = messages[:place] if messages[place].role == "assistant" else messages[: place + 1]
         if not before or before[-1].role != "user":
             raise invalid("body_invalid", "there is no question to answer again", "regenerate")
+        if asked.text.strip():
+            before[-1] = msgspec.structs.replace(before[-1], text=asked.text)
         return before, blank
 
     async def ask_once(self, request: web.Request) -> web.StreamResponse:

@@ -7,6 +7,7 @@ import { moveDraft } from "./drafts.js";
 import { t } from "./i18n.js";
 import { refreshSession } from "./session.js";
 import { readEvents } from "./stream.js";
+import { remember } from "./storage.js";
 import { model, notify, place, store } from "./state.js";
 
 const RETRIES_MS = [300, 1000, 2000, 4000, 8000];
@@ -27,6 +28,11 @@ class Answer {
     this.listeners = new Set();
     this.abort = new AbortController();
     this.drawing = 0;
+    this.before = null; // the messages that it takes the place of
+  }
+
+  get empty() {
+    return this.state !== "done" && this.text === "" && this.thinking === "";
   }
 
   listen(listener) {
@@ -125,6 +131,13 @@ const over = (answer) => ["done", "stopped", "failed"].includes(answer.state);
 
 function settle(answer) {
   leave(answer);
+  const { current } = store.get();
+  if (answer.before && answer.empty) {
+    // nothing came in its place: what was there stays
+    const again = answer.state === "failed" ? answer.error : null;
+    const messages = answer.before.map((one) => (one.id === answer.old ? { ...one, again } : one));
+    if (current?.id === answer.conversation) store.set({ current: { ...current, messages } });
+  } else if (answer.before) remember(`edit.${answer.before[answer.before.findIndex((one) => one.id === answer.old) - 1]?.id}`, "");
   changeMessage(answer.id, {
     text: answer.text,
     thinking: answer.thinking || null,
@@ -208,22 +221,30 @@ async function askServer(conversation, body) {
   if (refused) throw refused;
 }
 
+/** The messages before an answer that is written anew; what it replaces is kept until it begins. */
+function replaced(answer, messages, { regenerate, text }) {
+  const index = messages.findIndex((one) => one.id === regenerate);
+  const end = messages[index]?.role === "assistant" ? index : index + 1;
+  answer.old = messages[end]?.id;
+  if (answer.old) answer.before = messages;
+  return messages.slice(0, end).map((one, i) => (text && i === end - 1 ? { ...one, text } : one));
+}
+
 function begin(conversation, data, body, abort) {
   const { current } = store.get();
   const answerMessage = { ...data.assistant, state: "streaming" };
   let messages = current?.id === conversation ? current.messages : [];
+  const answer = new Answer(conversation, answerMessage);
   if (body.continue !== undefined) {
     messages = messages.map((one) => (one.id === body.continue ? answerMessage : one));
   } else {
     if (body.regenerate !== undefined) {
-      const index = messages.findIndex((one) => one.id === body.regenerate);
-      messages = messages.slice(0, messages[index]?.role === "assistant" ? index : index + 1);
+      messages = replaced(answer, messages, body);
     } else if (data.user) {
       messages = [...messages, data.user];
     }
     messages = [...messages, answerMessage];
   }
-  const answer = new Answer(conversation, answerMessage);
   answer.abort = abort;
   enter(answer);
   if (current?.id === conversation) store.set({ current: { ...current, title: data.title ?? current.title, messages } });
@@ -233,14 +254,17 @@ function begin(conversation, data, body, abort) {
 /** Ask with conversations kept in this browser: the events are the same, the keeping is ours. */
 async function askBrowser(conversation, body) {
   const abort = new AbortController();
+  const before = store.get().current?.messages;
   const { response, conversation: kept, answer: message, save } = await repository().answer(conversation, body, abort.signal);
   const answer = new Answer(conversation, message);
   answer.abort = abort;
+  if (body.regenerate !== undefined) replaced(answer, before, body);
   enter(answer);
   const { current } = store.get();
   if (current?.id === conversation) store.set({ current: { ...kept, messages: [...kept.messages] } });
   const offset = message.text.length;
-  const keep = () => {
+  const keep = async () => {
+    if (answer.before && answer.empty) return;
     Object.assign(message, { text: answer.text, thinking: answer.thinking || null, numbers: answer.numbers, error: answer.error });
     message.state = over(answer) ? answer.state : "streaming";
     return save();

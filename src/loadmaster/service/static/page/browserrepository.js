@@ -75,14 +75,6 @@ export const browserRepository = {
   async adopt(conversation) {
     if (!(await read("conversations", conversation.id))) await save({ settings: {}, ...conversation, messages: [...conversation.messages] });
   },
-  async edit(id, mid, text) {
-    const conversation = await found(id);
-    const index = conversation.messages.findIndex((one) => one.id === mid);
-    conversation.messages[index].text = text;
-    conversation.messages.length = index + 1;
-    await save(conversation);
-    return conversation;
-  },
   /** A response whose events are those of the server, with what is kept here changed as they pass. */
   async answer(id, body, signal) {
     const conversation = await found(id);
@@ -93,6 +85,7 @@ export const browserRepository = {
       if (body.regenerate !== undefined) {
         const index = messages.findIndex((one) => one.id === body.regenerate);
         messages.length = messages[index]?.role === "assistant" ? index : index + 1;
+        if (body.text) messages.at(-1).text = body.text;
       } else {
         messages.push(blank("user", body.text, body.picture_facts ?? []));
       }
@@ -122,7 +115,7 @@ export const browserRepository = {
     });
     answer.state = "streaming";
     conversation.settings = body.parameters ?? {};
-    await save(conversation);
+    if (body.regenerate === undefined) await save(conversation);
     stopping = { id, stop };
     return { local: true, response, conversation, answer, offset: answer.text.length, save: () => save(conversation) };
   },

@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { askQuestion, useAnswer, useAnswering } from "./answers.js";
 import { problemWords } from "./api.js";
 import { copy } from "./clipboard.js";
-import { repository, reread } from "./conversations.js";
+import { repository } from "./conversations.js";
 import { Dialog } from "./dialog.js";
 import { FixLine } from "./findings.js";
 import { number, seconds } from "./format.js";
@@ -11,7 +11,8 @@ import { t, useLanguage } from "./i18n.js";
 import { Icon } from "./icons.js";
 import { MarkdownView } from "./markdown.js";
 import { sentParameters } from "./parameters.js";
-import { notify, store, use } from "./state.js";
+import { remember, remembered } from "./storage.js";
+import { notify, use } from "./state.js";
 
 export function Message({ message, last }) {
   const answer = useAnswer(message.id);
@@ -32,7 +33,7 @@ export const Asking = ({ asking }) => html`
 `;
 
 function Question({ message }) {
-  const [editing, setEditing] = useState(false);
+  const [editing, setEditing] = useState(remembered(`edit.${message.id}`, "") !== "");
   const busy = useAnswering(use((s) => s.current?.id));
   if (editing) return html`<${Edit} message=${message} done=${() => setEditing(false)} />`;
   return html`
@@ -47,17 +48,16 @@ function Question({ message }) {
   `;
 }
 
+/** Only Cancel throws an edit away: it outlives Escape and a reload. */
 function Edit({ message, done }) {
+  const name = `edit.${message.id}`;
   const ref = useRef(null);
   const [busy, setBusy] = useState(false);
   useEffect(() => ref.current.focus(), []);
   const send = async () => {
     setBusy(true);
-    const { id } = store.get().current;
     try {
-      await repository().edit(id, message.id, ref.current.value);
-      await reread(id);
-      await askQuestion({ regenerate: message.id, parameters: sentParameters() });
+      await askQuestion({ regenerate: message.id, text: ref.current.value, parameters: sentParameters() });
       done();
     } catch (error) {
       setBusy(false);
@@ -65,15 +65,16 @@ function Edit({ message, done }) {
     }
   };
   const keys = (event) => {
+    if (event.isComposing) return;
     if (event.key === "Escape") done();
     if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) send();
   };
   return html`
     <article class="message user editing" aria-label=${t("you")}>
-      <textarea ref=${ref} rows="4" aria-label=${t("edit")} defaultValue=${message.text} onKeyDown=${keys}></textarea>
+      <textarea ref=${ref} rows="4" aria-label=${t("edit")} defaultValue=${remembered(name, "") || message.text} onInput=${(e) => remember(name, e.currentTarget.value)} onKeyDown=${keys}></textarea>
       <p class="muted small-text">${t("edit.help")}</p>
       <div class="row end">
-        <button type="button" onClick=${done}>${t("cancel")}</button>
+        <button type="button" onClick=${() => { remember(name, ""); done(); }}>${t("cancel")}</button>
         <button type="button" class="primary" disabled=${busy} onClick=${send}>${t("edit.send")}</button>
       </div>
     </article>
@@ -125,7 +126,8 @@ function Reply({ message, now, live, last }) {
       <${Progress} answer=${live ? now : null} />
       ${!live && state === "stopped" && html`<p class="note">${t("message.stopped")}</p>`}
       ${!live && cut && state === "done" && html`<p class="note">${t("message.cut")}</p>`}
-      ${!live && state === "failed" && html`<${Failure} error=${now.error} kept=${text !== ""} retry=${retry} busy=${busy} />`}
+      ${message.again && html`<${Failure} error=${message.again} title="message.failed_again" retry=${retry} busy=${busy} />`}
+      ${!live && state === "failed" && html`<${Failure} error=${now.error} title=${text ? "message.failed_midway" : "message.failed"} retry=${retry} busy=${busy} />`}
       ${now.numbers?.changes && html`<p class="note">${now.numbers.changes}</p>`}
       ${now.numbers?.forgotten > 0 && html`<p class="note">${t("message.forgotten", { n: now.numbers.forgotten })}</p>`}
       <${Numbers} numbers=${now.numbers} />
@@ -189,11 +191,11 @@ function Progress({ answer }) {
   return words ? html`<p class="progress"><span class="pulse" aria-hidden="true"></span>${words()}</p>` : null;
 }
 
-function Failure({ error, kept, retry, busy }) {
+function Failure({ error, title, retry, busy }) {
   const known = error ?? { code: "unknown", message: "" };
   return html`
     <div class="banner problem" role="alert">
-      <p><strong>${t(kept ? "message.failed_midway" : "message.failed")}</strong> ${problemWords(known)}</p>
+      <p><strong>${t(title)}</strong> ${problemWords(known)}</p>
       ${(known.findings ?? []).slice(0, 2).map((one) => html`<p>${one.cause || one.title}</p>${(one.fixes ?? []).slice(0, 1).map((fix) => html`<${FixLine} fix=${fix} />`)}`)}
       <button type="button" disabled=${busy} onClick=${retry}><${Icon} name="again" />${t("retry")}</button>
     </div>

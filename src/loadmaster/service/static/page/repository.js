@@ -16,7 +16,6 @@ export const serverRepository = {
   create: (title) => ask("POST", "api/conversations", { json: title ? { title } : {} }),
   rename: (id, title) => ask("PATCH", at(id), { json: { title } }),
   remove: (id) => ask("DELETE", at(id)),
-  edit: (id, mid, text) => ask("PUT", at(id, `/messages/${encodeURIComponent(mid)}`), { json: { text, truncate: true } }),
   /** The stream of an answer. ``body``: {model, text?, pictures?, regenerate?, continue?, parameters}. */
   answer: (id, body, signal) => request("POST", at(id, "/answer"), { json: body, signal }),
   /** The stream of an answer that is under way, from what is known of it on. */
