@@ -11,20 +11,16 @@ export class ApiError extends Error {
   }
 }
 
-/** The error of an answer that is not 2xx. */
 async function errorOf(response) {
   let inner = {};
   try {
     inner = (await response.json()).error ?? {};
-  } catch {
-    // a proxy in between answered with something else than JSON
-  }
+  } catch {}
   const wait = Number(response.headers.get("Retry-After")) || null;
   const code = String(inner.code ?? `http_${response.status}`);
   return new ApiError(response.status, code, inner.message ?? "", wait, inner.findings ?? []);
 }
 
-/** Raises ApiError; code "unreachable" when the server does not answer at all. */
 export async function request(method, path, { json, body, signal, headers = {} } = {}) {
   let response;
   try {
@@ -49,7 +45,6 @@ export async function ask(method, path, options) {
   return response.status === 204 ? null : response.json();
 }
 
-/** What went wrong, as one sentence in the user's language; the server's own where the page has none. */
 export function problemWords(error) {
   const key = `error.${error.code}`;
   if (known(key)) return t(key, { message: error.message, seconds: error.retryAfter ?? 5 });

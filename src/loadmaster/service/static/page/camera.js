@@ -4,7 +4,6 @@ import { Dialog } from "./dialog.js";
 import { t } from "./i18n.js";
 import { Icon } from "./icons.js";
 
-/** Browsers give the camera to pages of this machine and to HTTPS only. */
 export const cameraHere = () => Boolean(navigator.mediaDevices?.getUserMedia);
 
 export function Camera({ onClose, onPicture }) {

@@ -1,4 +1,3 @@
-// The end-to-end proof: the service is asked questions whose answers are known.
 import { html } from "./html.js";
 import { problemWords } from "./api.js";
 import { runVerify } from "./deployment.js";

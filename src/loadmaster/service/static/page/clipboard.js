@@ -1,4 +1,3 @@
-// Copying; the browser's clipboard is missing where the page is opened over plain HTTP from another machine.
 import { t } from "./i18n.js";
 import { notify } from "./state.js";
 

@@ -28,17 +28,19 @@ export function Crop({ one, onClose }) {
     });
     return () => (gone = true);
   }, []);
+  const part = useRef(null);
+  useEffect(() => part.current?.focus(), [full]);
   const whole = full && { x: 0, y: 0, ...full };
   const now = area ?? whole;
   const drag = (edge) => (event) => {
     event.preventDefault();
     event.stopPropagation();
     const box = canvas.current.getBoundingClientRect();
-    const scale = full.width / box.width;
+    const [across, down] = [full.width / box.width, full.height / box.height];
     const begin = { x: event.clientX, y: event.clientY, area: now };
     const target = event.currentTarget;
     target.setPointerCapture(event.pointerId);
-    const move = (e) => setArea(moved(begin.area, edge, (e.clientX - begin.x) * scale, (e.clientY - begin.y) * scale, full));
+    const move = (e) => setArea(moved(begin.area, edge, (e.clientX - begin.x) * across, (e.clientY - begin.y) * down, full));
     target.addEventListener("pointermove", move);
     target.addEventListener("pointerup", () => target.removeEventListener("pointermove", move), { once: true });
   };
@@ -61,7 +63,7 @@ export function Crop({ one, onClose }) {
         <div class="crop-stage">
           <canvas ref=${canvas} role="img" aria-label=${one.name}></canvas>
           ${full &&
-          html`<div class="crop-area" tabindex="0" role="group" aria-label=${t("crop.area", { width: number(now.width), height: number(now.height) })}
+          html`<div ref=${part} class="crop-area" tabindex="0" role="group" aria-label=${t("crop.area", { width: number(now.width), height: number(now.height) })}
             style=${{ left: share(now.x, full.width), top: share(now.y, full.height), width: share(now.width, full.width), height: share(now.height, full.height) }}
             onPointerDown=${drag("all")} onKeyDown=${keys("all")}>
             ${EDGES.map((edge) => html`<button key=${edge} type="button" class=${`handle ${edge}`} aria-label=${t(`crop.${edge}`)} onPointerDown=${drag(edge)} onKeyDown=${keys(edge)}></button>`)}
@@ -81,12 +83,11 @@ export function Crop({ one, onClose }) {
 const Saved = ({ before, after, area }) => html`
   <p class="crop-numbers" aria-live="polite">
     ${`${number(area.width)} × ${number(area.height)} → ${
-      before.tokens === null ? t("picture.tokens_unknown") : t("crop.tokens", { n: after.tokens, before: before.tokens, after: after.tokens })
+      before.tokens === null ? t("picture.tokens_unknown") : t(after.tokens === before.tokens ? "picture.tokens" : "crop.tokens", { n: after.tokens, before: before.tokens, after: after.tokens })
     }`}
   </p>
 `;
 
-/** The area with one corner, or all of it, moved by so many pixels; it stays within the picture. */
 export function moved(area, edge, dx, dy, full) {
   const clamp = (value, low, high) => Math.min(Math.max(Math.round(value), low), high);
   if (edge === "all") {

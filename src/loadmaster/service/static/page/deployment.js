@@ -59,7 +59,6 @@ document.addEventListener("visibilitychange", () => {
   }, HIDDEN_MS);
 });
 
-/** Steps arrive one by one; a report at the end carries the verdict. */
 function hearVerify(data) {
   store.set(({ verify }) => {
     const steps = verify.steps.slice();

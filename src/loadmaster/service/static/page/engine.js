@@ -11,7 +11,6 @@ const KINDS = {
   exited: "down", failed: "down", down: "down",
 };
 
-/** {kind: "ok" | "busy" | "down" | "unknown", label, detail, finding}: what is known of the engine now. */
 export function useEngine() {
   const engine = use((s) => s.engine);
   const connected = use((s) => s.connected);

@@ -5,7 +5,6 @@ import { t } from "./i18n.js";
 import { IconButton } from "./icons.js";
 import { use } from "./state.js";
 
-/** A fix as one line to paste. */
 export function fixText(fix) {
   const env = Object.entries(fix.env ?? {}).map(([name, value]) => `${name}=${value}`);
   return fix.command ?? [...env, ...(fix.argv ?? [])].join(" ");

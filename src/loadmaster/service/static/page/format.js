@@ -8,12 +8,18 @@ export function number(value, digits = 0) {
   return value.toLocaleString(locale(), { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** Bytes as GiB, without the unit. */
 export const bareGib = (bytes, digits = 1) => (bytes === null || bytes === undefined ? "–" : number(bytes / GIB, digits));
 
 export const gib = (bytes, digits = 1) => (bytes === null || bytes === undefined ? t("unknown") : `${bareGib(bytes, digits)} GiB`);
 
-/** Bytes of a file or a store: kiB and MiB below a GiB. */
+/** How the parts of one card are written: {unit, write}, in MiB where all of them are under a GiB. */
+export function scaleOf(bytes) {
+  const [unit, one, digits] = bytes < GIB ? ["MiB", 2 ** 20, 0] : ["GiB", GIB, 2];
+  const least = 10 ** -digits;
+  const write = (value) => (value == null ? "–" : value > 0 && value / one < least / 2 ? `<${number(least, digits)}` : number(value / one, digits));
+  return { unit, write };
+}
+
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return t("unknown");
   if (bytes < 2 ** 20) return `${number(bytes / 1024, 0)} KiB`;
@@ -31,7 +37,6 @@ export function seconds(value) {
 export const percent = (share, digits = 0) =>
   share === null || share === undefined ? t("unknown") : `${number(share * 100, digits)} %`;
 
-/** The group of a date in the list of conversations: a key of the catalogue. */
 export function dayGroup(epoch, now = new Date()) {
   const start = new Date(now.getFullYear(), now.getMonth(), now.getDate()).getTime() / 1000;
   if (epoch >= start) return "list.today";

@@ -69,7 +69,6 @@ function Use() {
   `;
 }
 
-/** One sentence about what stands in the way, the gravest first; nothing when all is well. */
 export function Banner() {
   const engine = useEngine();
   const session = use((s) => s.session);
@@ -87,7 +86,7 @@ export function Banner() {
       ${engine.kind === "busy" && engine.state !== "away" && html`<p class="muted">${t("engine.may_type")}</p>`}
     <//>`);
   }
-  if (session?.read_only) lines.push(html`<${Line} kind="warning" title=${t("read_only")} text=${t("read_only.help", { why: session.read_only })} key="disk" />`);
+  if (session?.read_only) lines.push(html`<${Line} kind="warning" title=${t("read_only")} text=${t("read_only.help")} key="disk" />`);
   if (missing > 0 && Number.isFinite(missing)) {
     lines.push(html`<${Line} kind="problem" title=${t("cards.missing", { n: missing })} text=${t("cards.missing.help", { planned: plan.gpus.length, n: snapshot.cards.length })} key="cards" />`);
   }

@@ -20,7 +20,6 @@ const words = createStore({ language: preferred() });
 export const language = () => words.get().language;
 export const useLanguage = () => useStore(words, (state) => state.language);
 
-/** The locale for numbers and dates. */
 export const locale = () => (language() === "zh" ? "zh-CN" : "en-US");
 
 export function applyLanguage() {
@@ -45,5 +44,4 @@ export function t(key, values = {}) {
   });
 }
 
-/** Whether the catalogue has this string. */
 export const known = (key) => key in catalogue.en;

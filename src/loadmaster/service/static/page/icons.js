@@ -1,4 +1,3 @@
-// Line icons, 20 x 20, drawn for this page. They never carry meaning alone: each stands beside or under a name.
 import { html } from "./html.js";
 
 const PATHS = {
@@ -11,7 +10,6 @@ const PATHS = {
   picture: "M3 4h14v12H3zM3 13l4-4 4 4 2-2 4 4M12.5 7.5h.01",
   camera: "M3 6h3l1.5-2h5L14 6h3v10H3zM10 8a3 3 0 100 6 3 3 0 000-6z",
   crop: "M6 2v12h12M2 6h12v12",
-  trash: "M4 6h12M8 6V4h4v2M5.5 6l.7 10h7.6l.7-10",
   pencil: "M4 16l.7-3.2L13.5 4l2.5 2.5-8.8 8.8z",
   copy: "M7 7h9v9H7zM4 13V4h9",
   again: "M15.5 7A6 6 0 104.4 12M16 3v4h-4",
@@ -32,7 +30,6 @@ export const Icon = ({ name }) => html`
   </svg>
 `;
 
-/** A button with an icon alone; its name is read out and shown as a hint. */
 export const IconButton = ({ icon, label, children, ...rest }) => html`
   <button type="button" class="icon-button" aria-label=${label} title=${label} ...${rest}><${Icon} name=${icon} />${children}</button>
 `;

@@ -3,7 +3,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import uPlot from "../vendor/uplot.js";
 import { bareGib, clock, number, percent, seconds } from "./format.js";
 import { locale, t, useLanguage } from "./i18n.js";
-import { Balance } from "./loadsheet.js";
+import { Balance, onHost } from "./loadsheet.js";
 import { column, names, onSeries, series } from "./series.js";
 import { use } from "./state.js";
 import { onTheme } from "./theme.js";
@@ -20,7 +20,6 @@ const sync = uPlot.sync("live");
 
 const cardsOf = (prefix) => names().filter((name) => name.startsWith(prefix)).sort((a, b) => Number(a.split(".")[1]) - Number(b.split(".")[1]));
 
-/** What is drawn: a title, its columns, and how a value is written. */
 function charts(total) {
   const card = (name) => t("load.card", { n: name.split(".")[1] });
   return [
@@ -56,7 +55,7 @@ export function Live() {
       <${Balance} cards=${snapshot?.cards ?? []} />
       ${shown.length === 0 && html`<p class="muted empty">${t("live.none")}</p>`}
       ${shown.map((one) => html`<${Chart} key=${`${one.key}${one.columns.join()}${shade}${locale()}`} chart=${one} />`)}
-      ${(snapshot?.missing ?? []).map((text) => html`<p class="muted small-text">${text}</p>`)}
+      ${(snapshot?.missing ?? []).map((text) => html`<p class="muted small-text">${onHost(plan) && text.startsWith("the cards:") ? t("live.no_cards") : text}</p>`)}
     </section>
   `;
 }

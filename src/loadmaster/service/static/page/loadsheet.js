@@ -1,17 +1,17 @@
 // The load sheet per card: what was planned, part by part, and what is used now beside it.
 import { html } from "./html.js";
-import { bareGib, gib, number } from "./format.js";
+import { gib, number, scaleOf, size } from "./format.js";
 import { known, t } from "./i18n.js";
 import { use } from "./state.js";
 
-// The order of the scale: weights, vision, activations, graphs, cache, context, headroom.
 const ORDER = [
   "weights.language", "weights.other", "weights.vision", "activations.language", "activations.vision", "workspace", "sampler",
   "cuda_graphs", "kv_cache", "context",
 ];
 const rank = (name) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length);
 
-export const partName = (name) => (known(`part.${name}`) ? t(`part.${name}`) : name);
+const partName = (name, host) => (host && name === "context" ? t("part.host") : known(`part.${name}`) ? t(`part.${name}`) : name);
+export const onHost = (plan) => plan?.gpus?.[0]?.name === "cpu";
 const partClass = (name) => `part-${name.replace(/[._]/g, "-")}`;
 
 export function LoadSheet() {
@@ -23,7 +23,7 @@ export function LoadSheet() {
   return html`
     <section class="sheet">
       <p class="sheet-head"><span class=${`verdict ${verdict}`}>${t(`load.${verdict}`)}</span> <span class="muted">${[plan.model?.architecture, plan.model?.quantization].filter(Boolean).join(", ")}</span></p>
-      ${plan.gpus.map((gpu) => html`<${Card} key=${gpu.index} gpu=${gpu} reading=${(snapshot?.cards ?? []).find((one) => one.index === gpu.index) ?? null} actual=${actualOf(reconcile, gpu.index)} one=${plan.gpus.length === 1} />`)}
+      ${plan.gpus.map((gpu) => html`<${Card} key=${gpu.index} gpu=${gpu} used=${gpu.name === "cpu" ? snapshot?.engine?.resident_bytes : snapshot?.cards?.find((one) => one.index === gpu.index)?.used_bytes} actual=${actualOf(reconcile, gpu.index)} one=${plan.gpus.length === 1} />`)}
       <${Cache} cache=${plan.kv_cache} />
       <${Balance} cards=${snapshot?.cards ?? []} />
     </section>
@@ -36,7 +36,6 @@ function actualOf(reconcile, index) {
   return lines.some((line) => line.actual !== null) ? lines : null;
 }
 
-/** The rows of a card's table: {names, bytes, low, high, basis, actual}. */
 function rows(parts, lines) {
   if (lines === null) return parts.map((part) => ({ ...part, names: [part.name], actual: null }));
   return lines
@@ -49,32 +48,33 @@ function rows(parts, lines) {
     .sort((a, b) => rank(a.names[0]) - rank(b.names[0]));
 }
 
-function Card({ gpu, reading, actual, one }) {
+function Card({ gpu, used, actual, one }) {
   const parts = [...gpu.components].filter((part) => part.name !== "headroom" && part.bytes > 0).sort((a, b) => rank(a.name) - rank(b.name));
   const peak = gpu.peak_bytes?.serving ?? parts.reduce((sum, part) => sum + part.bytes, 0);
   const most = Math.max(peak, gpu.peak_high_bytes?.serving ?? peak);
-  const scale = Math.max(gpu.total_bytes, peak, reading?.used_bytes ?? 0);
+  const scale = Math.max(gpu.total_bytes, peak, used ?? 0);
+  const { unit, write } = scaleOf(most);
   const host = gpu.name === "cpu";
   const name = host ? t("load.host") : one && gpu.name ? gpu.name : t("load.card", { n: gpu.index }) + (gpu.name ? ` · ${gpu.name}` : "");
   return html`
     <section class="card" aria-label=${name}>
       <h3><span>${name}</span><span class="figure">${gib(gpu.total_bytes)}</span></h3>
-      <p class="bar-name"><span>${t("load.plan")}</span><span class="figure">${t("load.peak", { bytes: gib(peak), low: bareGib(gpu.peak_low_bytes?.serving), high: bareGib(gpu.peak_high_bytes?.serving) })}</span></p>
-      <div class="bar" role="img" aria-label=${t("load.bar", { bytes: gib(peak), total: gib(gpu.total_bytes) })}>
-        ${parts.map((part) => html`<span key=${part.name} class=${partClass(part.name)} style=${{ width: `${(part.bytes / scale) * 100}%` }} title=${`${partName(part.name)} ${gib(part.bytes, 2)}`}></span>`)}
+      <p class="bar-name"><span>${t("load.plan")}</span><span class="figure">${t("load.peak", { bytes: size(peak), low: write(gpu.peak_low_bytes?.serving), high: write(gpu.peak_high_bytes?.serving) })}</span></p>
+      <div class="bar" role="img" aria-label=${t("load.bar", { bytes: size(peak), total: gib(gpu.total_bytes) })}>
+        ${parts.map((part) => html`<span key=${part.name} class=${partClass(part.name)} style=${{ width: `${(part.bytes / scale) * 100}%` }} title=${`${partName(part.name, host)} ${size(part.bytes)}`}></span>`)}
       </div>
-      <p class="bar-name"><span>${t("load.actual")}</span><span class="figure">${reading?.used_bytes == null ? t("load.not_read") : gib(reading.used_bytes, 1)}</span></p>
-      <div class="bar thin" role="img" aria-label=${t("load.actual_bar", { bytes: reading?.used_bytes == null ? t("unknown") : gib(reading.used_bytes) })}>
-        ${reading?.used_bytes != null && html`<span class=${reading.used_bytes > most ? "used over" : "used"} style=${{ width: `${(reading.used_bytes / scale) * 100}%` }}></span>`}
+      <p class="bar-name"><span>${t("load.actual")}</span><span class="figure">${used == null ? t("load.not_read") : size(used)}</span></p>
+      <div class="bar thin" role="img" aria-label=${t("load.actual_bar", { bytes: size(used) })}>
+        ${used != null && html`<span class=${used > most ? "used over" : "used"} style=${{ width: `${(used / scale) * 100}%` }}></span>`}
       </div>
       <table class="parts">
-        <thead><tr><th scope="col">${t("load.part")}</th><th scope="col">${t("load.plan")}</th><th scope="col">${actual ? t("load.actual") : t("load.range")}</th><th scope="col">${t("load.basis")}</th></tr></thead>
+        <thead><tr><th scope="col">${t("load.part", { unit })}</th><th scope="col">${t("load.plan")}</th><th scope="col">${actual ? t("load.actual") : t("load.range")}</th><th scope="col">${t("load.basis")}</th></tr></thead>
         <tbody>
           ${rows(parts, actual).map(
             (row) => html`<tr key=${row.names[0]}>
-              <th scope="row">${row.names.map((part) => html`<span class=${`swatch ${partClass(part)}`} aria-hidden="true"></span>`)}${row.names.map(partName).join(", ")}</th>
-              <td title=${`${bareGib(row.low, 2)}–${bareGib(row.high, 2)}`}>${bareGib(row.bytes, 2)}</td>
-              ${actual ? html`<td>${bareGib(row.actual, 2)}</td>` : html`<td class="muted">${row.low === row.high ? "" : `${bareGib(row.low, 1)}–${bareGib(row.high, 1)}`}</td>`}
+              <th scope="row">${row.names.map((part) => html`<span class=${`swatch ${partClass(part)}`} aria-hidden="true"></span>`)}${row.names.map((part) => partName(part, host)).join(", ")}</th>
+              <td title=${`${write(row.low)}–${write(row.high)}`}>${write(row.bytes)}</td>
+              ${actual ? html`<td>${write(row.actual)}</td>` : html`<td class="muted">${row.low === row.high ? "" : `${write(row.low)}–${write(row.high)}`}</td>`}
               <td class="muted">${row.basis ? t(`basis.${row.basis}`) : ""}</td>
             </tr>`,
           )}
@@ -86,10 +86,9 @@ function Card({ gpu, reading, actual, one }) {
 
 function Cache({ cache }) {
   if (!cache || cache.tokens == null) return null;
-  return html`<p class="facts">${t("load.cache", { bytes: gib(cache.available_bytes), tokens: cache.tokens })}${cache.max_concurrency != null && cache.max_model_len != null ? t("load.concurrency", { n: number(cache.max_concurrency, 1), context: cache.max_model_len }) : ""}</p>`;
+  return html`<p class="facts">${t("load.cache", { bytes: size(cache.available_bytes), tokens: cache.tokens })}${cache.max_concurrency != null && cache.max_model_len != null ? t("load.concurrency", { n: number(cache.max_concurrency, 1), context: cache.max_model_len }) : ""}</p>`;
 }
 
-/** How evenly the cards are used: the least and the most of them. */
 export function Balance({ cards }) {
   const used = cards.map((one) => one.used_bytes).filter((bytes) => bytes != null);
   if (used.length < 2) return null;

@@ -1,4 +1,3 @@
-// The tail of the engine's log.
 import { html, useEffect, useRef } from "./html.js";
 import { copy } from "./clipboard.js";
 import { t } from "./i18n.js";

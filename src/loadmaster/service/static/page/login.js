@@ -1,4 +1,3 @@
-// The key is asked for once; the server keeps a session in a cookie that scripts cannot read.
 import { html, useState } from "./html.js";
 import { problemWords } from "./api.js";
 import { t } from "./i18n.js";

@@ -24,7 +24,6 @@ const CLEAN = {
 export const escaped = (text) =>
   text.replace(/[&<>"']/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" })[letter]);
 
-/** Formulas stay as they were written, apart from emphasis and escapes. */
 const math = {
   blockMath: {
     name: "blockMath",
@@ -90,7 +89,6 @@ function drawn(tokens) {
   return fragment;
 }
 
-/** A bar with the language and a button that copies. */
 function frame(block) {
   const bar = document.createElement("div");
   bar.className = "code-bar";
@@ -177,7 +175,6 @@ export class MarkdownView {
     if (!this.frame) this.step();
   }
 
-  /** Draw all that is left, now. */
   flush() {
     while (this.frame) {
       cancelAnimationFrame(this.frame);
@@ -228,7 +225,6 @@ export class MarkdownView {
     this.drawTail(tokens);
   }
 
-  /** Draw a block for good. ``more``: what follows goes on with it. */
   finish(token, more = false) {
     if (token.type === "def") {
       this.defined = true;
@@ -242,7 +238,6 @@ export class MarkdownView {
     this.drawTail([]);
     const fragment = drawn([token]);
     if (this.joined !== null && this.joined === token.type && this.join(fragment)) {
-      // the rows, items or lines went into the block before
     } else {
       this.lastNode = fragment.lastElementChild ?? this.lastNode;
       this.root.append(fragment);
@@ -305,7 +300,6 @@ export class MarkdownView {
     return true;
   }
 
-  /** Links that were defined below their use: all is drawn once more at the end. */
   restart() {
     const { target, links } = this;
     this.clear();

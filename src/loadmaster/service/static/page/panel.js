@@ -10,7 +10,6 @@ import { Log } from "./log.js";
 import { store, TABS, use } from "./state.js";
 import { remember } from "./storage.js";
 
-/** The charts are loaded when they are first looked at. */
 function Live() {
   const [View, setView] = useState(null);
   useEffect(() => {

@@ -24,7 +24,6 @@ export function setParameters(change) {
   remember("parameters", JSON.stringify(parameters.get()));
 }
 
-/** As the server takes them: what is not set is left to the model. */
 export function sentParameters() {
   const { temperature, max_tokens, system, thinking } = parameters.get();
   const sent = {};

@@ -9,7 +9,6 @@ const LEAST_SIDE = 4; // pixels, and how many times longer the longer side may b
 const MOST_RATIO = 200;
 
 export class PictureError extends Error {
-  /** ``code``: a key of the catalogue below "picture.". */
   constructor(code, values = {}) {
     super(code);
     this.code = code;
@@ -54,7 +53,7 @@ export async function decode(blob) {
   try {
     bitmap = await createImageBitmap(blob, { imageOrientation: "from-image" });
   } catch {
-    throw new PictureError("not_a_picture");
+    throw await unreadable(blob);
   }
   if (bitmap.width * bitmap.height > MOST_PIXELS) {
     const { width, height } = bitmap;
@@ -62,6 +61,17 @@ export async function decode(blob) {
     throw new PictureError("too_many_pixels", { width, height });
   }
   return bitmap;
+}
+
+async function unreadable(blob) {
+  const start = new DataView(await blob.slice(0, 512).arrayBuffer());
+  const text = new TextDecoder("latin1").decode(start);
+  if (text.startsWith("PNG", 1) && start.byteLength >= 24) {
+    const [width, height] = [start.getUint32(16), start.getUint32(20)];
+    if (width * height > MOST_PIXELS) return new PictureError("too_many_pixels", { width, height });
+  }
+  if (/^....ftyp(hei|hev|mif1|msf1)/s.test(text)) return new PictureError("heic");
+  return new PictureError(text.includes("<svg") ? "svg" : "not_a_picture");
 }
 
 /** ``area``: what is cut out, {x, y, width, height} in pixels of the bitmap. Halved step by step, so that lines stay. */
@@ -96,7 +106,7 @@ export async function prepare(file, model, area = null) {
     const cut = area ?? { x: 0, y: 0, width: bitmap.width, height: bitmap.height };
     const size = fitted(cut.width, cut.height, model);
     const [short, long] = [Math.min(size.width, size.height), Math.max(size.width, size.height)];
-    if (short < LEAST_SIDE || long / short > MOST_RATIO) throw new PictureError("too_narrow", { width: cut.width, height: cut.height });
+    if (short < LEAST_SIDE || long / short > MOST_RATIO) throw new PictureError(Math.min(cut.width, cut.height) < LEAST_SIDE && long / short < MOST_RATIO ? "too_small" : "too_narrow", { width: cut.width, height: cut.height });
     const canvas = scaled(bitmap, cut, size.width, size.height);
     let blob = null;
     if (file.type === "image/png" || file.type === "image/gif") blob = await encoded(canvas, "image/png");
@@ -109,7 +119,6 @@ export async function prepare(file, model, area = null) {
   }
 }
 
-/** JPEG has no transparency; what shone through becomes white. */
 function onWhite(canvas) {
   const context = canvas.getContext("2d");
   context.globalCompositeOperation = "destination-over";

@@ -19,7 +19,6 @@ export const names = () => [...series.columns.keys()];
 
 let last = null; // {at, tokens} of the snapshot before
 
-/** The named figures of a snapshot. */
 function figures(snapshot) {
   const found = {};
   for (const card of snapshot.cards ?? []) {
@@ -59,7 +58,6 @@ export function addSnapshot(snapshot) {
   tell();
 }
 
-/** What the server has kept, before what the page has seen itself. */
 export async function loadHistory(seconds = MOST) {
   let history;
   try {

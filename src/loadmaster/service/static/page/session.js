@@ -7,7 +7,6 @@ import { store } from "./state.js";
 const RETRY_MS = 2000;
 let retrying = 0;
 
-/** Read the session. While the server cannot be reached it is asked again; what is typed stays. */
 export async function loadSession() {
   clearTimeout(retrying);
   try {
@@ -30,17 +29,14 @@ export async function loadSession() {
   }
 }
 
-/** Read again what may change while the page is open: quota, models of an engine that has come up. */
 export async function refreshSession() {
   try {
     const session = await ask("GET", "api/session");
     if (JSON.stringify(session) !== JSON.stringify(store.get().session)) store.set({ session });
   } catch {
-    // the event stream says that the server is away
   }
 }
 
-/** Raises ApiError when the key is refused. */
 export async function login(key) {
   await ask("POST", "api/login", { json: { key } });
   await loadSession();

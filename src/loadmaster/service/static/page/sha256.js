@@ -10,7 +10,6 @@ const FIRST = [0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b0
 
 const turned = (value, by) => (value >>> by) | (value << (32 - by));
 
-/** FIPS 180-4, section 6.2. */
 export function plainSha256(bytes) {
   const padded = new Uint8Array(((bytes.length + 8) >> 6) * 64 + 64);
   padded.set(bytes);

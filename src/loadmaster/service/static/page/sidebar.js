@@ -94,24 +94,38 @@ function List() {
   `;
 }
 
+const STEPS = { ArrowRight: "[aria-haspopup]", ArrowLeft: "a" };
+
 function Entry({ one, open }) {
   const [menu, setMenu] = useState(false);
   const [editing, setEditing] = useState(false);
   const [asking, setAsking] = useState(false);
+  const row = useRef(null);
   const title = one.title || t("list.untitled");
-  if (editing) return html`<li><${Rename} one=${one} done=${() => setEditing(false)} /></li>`;
+  const focus = (what) => row.current?.querySelector(what)?.focus();
+  const renamed = (byKey) => {
+    setEditing(false);
+    if (byKey) setTimeout(() => focus("a"), 50);
+  };
+  if (editing) return html`<li ref=${row}><${Rename} one=${one} done=${renamed} /></li>`;
   const go = (event) => {
     event.preventDefault();
     goTo(one.id);
   };
+  const close = () => {
+    if (row.current.contains(document.activeElement)) focus("[aria-haspopup]");
+    setMenu(false);
+  };
+  // one stop of Tab a conversation: the arrow to the right leads to its actions
+  const keys = (event) => event.key in STEPS && !menu && (event.preventDefault(), focus(STEPS[event.key]));
   return html`
-    <li class=${open ? "entry open" : "entry"}>
+    <li ref=${row} class=${open ? "entry open" : "entry"} onKeyDown=${keys}>
       <a href=${`#/c/${encodeURIComponent(one.id)}`} aria-current=${open ? "page" : undefined} onClick=${go} title=${title}>
         <span class="title">${title}</span>
       </a>
-      <${IconButton} icon="more" label=${t("list.menu", { title })} aria-haspopup="menu" aria-expanded=${menu} onClick=${() => setMenu(!menu)} />
+      <${IconButton} icon="more" label=${t("list.menu", { title })} tabindex="-1" aria-keyshortcuts="ArrowRight" aria-haspopup="menu" aria-expanded=${menu} onClick=${() => setMenu(!menu)} />
       ${menu &&
-      html`<${Menu} close=${() => setMenu(false)}>
+      html`<${Menu} close=${close}>
         <button role="menuitem" type="button" onClick=${() => setEditing(true)}>${t("rename")}</button>
         <button role="menuitem" type="button" onClick=${() => exportConversation(one.id, one.title, "json")}>${t("export.json")}</button>
         <button role="menuitem" type="button" onClick=${() => exportConversation(one.id, one.title, "markdown")}>${t("export.markdown")}</button>
@@ -141,7 +155,7 @@ function Menu({ close, children }) {
   const keys = (event) => {
     const items = [...ref.current.querySelectorAll("[role=menuitem]")];
     const at = items.indexOf(document.activeElement);
-    if (event.key === "Escape") close();
+    if (event.key === "Escape" || event.key === "Tab") close();
     else if (event.key === "ArrowDown") items[(at + 1) % items.length].focus();
     else if (event.key === "ArrowUp") items[(at + items.length - 1) % items.length].focus();
     else return;
@@ -155,20 +169,21 @@ function Rename({ one, done }) {
   const ref = useRef(null);
   useEffect(() => ref.current.select(), []);
   const ended = useRef(false); // leaving the field by a key takes the focus away as well
-  const save = () => {
+  const save = (byKey) => {
     if (ended.current) return;
     ended.current = true;
     const title = ref.current.value.trim();
-    done();
+    done(byKey);
     if (title && title !== one.title) rename(one.id, title);
   };
   const keys = (event) => {
-    if (event.key === "Enter") save();
+    if (event.isComposing) return;
+    if (event.key === "Enter") save(true);
     if (event.key !== "Escape") return;
     ended.current = true;
-    done();
+    done(true);
   };
-  return html`<input ref=${ref} class="rename" aria-label=${t("rename")} defaultValue=${one.title} onKeyDown=${keys} onBlur=${save} />`;
+  return html`<input ref=${ref} class="rename" aria-label=${t("rename")} defaultValue=${one.title} maxlength="200" onKeyDown=${keys} onBlur=${() => save(false)} />`;
 }
 
 function Preferences() {

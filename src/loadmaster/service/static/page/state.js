@@ -36,21 +36,19 @@ export const store = createStore({
 /** What stands open: a conversation, or one of the empty pages where a new one begins. */
 export const place = (s) => s.current?.id ?? `new ${s.visit}`;
 
-// a panel beside the chat is not laid over it when the window becomes narrow
+// what stood beside the chat is not laid over it
 matchMedia("(max-width: 899px)").addEventListener("change", ({ matches }) => matches && store.set({ right: false }));
 
 export const use = (select) => useStore(store, select);
 
 let noticeTimer = 0;
 
-/** Show a sentence for some seconds; it is read out by screen readers. */
 export function notify(text, kind = "note") {
   clearTimeout(noticeTimer);
   store.set({ notice: { text, kind } });
   noticeTimer = setTimeout(() => store.set({ notice: null }), 6000);
 }
 
-/** The model that questions go to. */
 export function model(state = store.get()) {
   const models = state.session?.models ?? [];
   const wanted = remembered("model", "");

@@ -1,4 +1,3 @@
-// The engine's state as a dot with a word beside it: never colour alone.
 import { html } from "./html.js";
 import { useEngine } from "./engine.js";
 

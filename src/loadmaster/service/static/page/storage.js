@@ -4,7 +4,6 @@ const PREFIX = "loadmaster.";
 const DATABASE = "loadmaster";
 const STORES = ["conversations", "pictures", "drafts"];
 
-/** A small choice of the user, as text. A browser that keeps nothing gives ``otherwise``. */
 export function remembered(name, otherwise) {
   try {
     return localStorage.getItem(PREFIX + name) ?? otherwise;
@@ -16,9 +15,7 @@ export function remembered(name, otherwise) {
 export function remember(name, value) {
   try {
     localStorage.setItem(PREFIX + name, value);
-  } catch {
-    // a private window keeps nothing; the choice holds until it closes
-  }
+  } catch {}
 }
 
 let opened = null;

@@ -18,7 +18,6 @@ export function createStore(initial) {
   };
 }
 
-/** The selected part of a store; drawn again when it is another value. */
 export function useStore(store, select) {
   const [, redraw] = useState(0);
   const value = select(store.get());

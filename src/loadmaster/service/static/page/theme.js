@@ -11,7 +11,6 @@ export function theme() {
   return THEMES.includes(chosen) ? chosen : "system";
 }
 
-/** "light" or "dark": what is in force. */
 export function shade() {
   return theme() === "system" ? (dark.matches ? "dark" : "light") : theme();
 }
@@ -27,7 +26,6 @@ export function setTheme(value) {
   applyTheme();
 }
 
-/** Called when light turns to dark; pictures drawn on a canvas need it. */
 export function onTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
