@@ -187,7 +187,7 @@ class ConversationStore:
         title: str | None = None,
         at: float,
     ) -> None:
-        """Put messages at the end of a conversation. ``after``: write this message anew, and take away what follows it, first.
+        """Put messages at the end of a conversation. ``after``: first write it anew, take away what follows.
 
         Raises :class:`KeyError` when there is no such conversation or message of the owner's, and :class:`QuotaError`.
         """
