@@ -1,4 +1,3 @@
-// A photograph with the computer's camera. Phones open their own camera through the file picker instead.
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Dialog } from "./dialog.js";
 import { t } from "./i18n.js";

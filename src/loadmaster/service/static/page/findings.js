@@ -1,4 +1,3 @@
-// Findings of the deployment, each with its cause and the fixes that can be pasted.
 import { html } from "./html.js";
 import { copy } from "./clipboard.js";
 import { t } from "./i18n.js";

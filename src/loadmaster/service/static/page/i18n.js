@@ -1,4 +1,3 @@
-// Words in the user's language. The catalogue holds every string of the page.
 import { createStore, useStore } from "./store.js";
 import { catalogue } from "./catalogue.js";
 import { remember, remembered } from "./storage.js";

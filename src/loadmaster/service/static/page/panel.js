@@ -1,4 +1,3 @@
-// The deployment at a glance: load sheet, live readings, log, checklist.
 import { html, useEffect, useState } from "./html.js";
 import { Checklist } from "./checklist.js";
 import { useEngine } from "./engine.js";

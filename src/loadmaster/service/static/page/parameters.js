@@ -1,4 +1,3 @@
-// Temperature, longest answer, system prompt, thinking: what is sent with a question.
 import { remember, remembered } from "./storage.js";
 import { createStore, useStore } from "./store.js";
 import { html } from "./html.js";

@@ -1,4 +1,3 @@
-// Readings of the last minutes as columns on one time axis, for the charts.
 import { ask } from "./api.js";
 
 const MOST = 900; // points; one a second

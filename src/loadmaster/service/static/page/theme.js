@@ -1,4 +1,3 @@
-// Light, dark, or as the system says.
 import { remember, remembered } from "./storage.js";
 
 export const THEMES = ["system", "light", "dark"];
