@@ -126,7 +126,7 @@ function Reply({ message, now, live, last }) {
       <${Progress} answer=${live ? now : null} />
       ${!live && state === "stopped" && html`<p class="note">${t("message.stopped")}</p>`}
       ${!live && cut && state === "done" && html`<p class="note">${t("message.cut")}</p>`}
-      ${message.again && html`<${Failure} error=${message.again} title="message.failed_again" retry=${retry} busy=${busy} />`}
+      ${message.again && html`<${Failure} error=${message.again} title=${"message.failed_again"} retry=${retry} busy=${busy} />`}
       ${!live && state === "failed" && html`<${Failure} error=${now.error} title=${text ? "message.failed_midway" : "message.failed"} retry=${retry} busy=${busy} />`}
       ${now.numbers?.changes && html`<p class="note">${now.numbers.changes}</p>`}
       ${now.numbers?.forgotten > 0 && html`<p class="note">${t("message.forgotten", { n: now.numbers.forgotten })}</p>`}
