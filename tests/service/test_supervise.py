@@ -171,7 +171,9 @@ def test_a_deterministic_failure_is_not_started_again_and_up_starts_anew(one: Se
     done = one.run("up", one.name)
     assert done.returncode == 1
     assert "error[no-kv-memory]: Nothing is left for the cache" in done.stderr
-    assert done.stderr.rstrip().endswith(f"hint: loadmaster logs {one.name}; loadmaster diagnose --deployment {one.name}")
+    assert done.stderr.rstrip().endswith(
+        f"hint: loadmaster logs {one.name}; loadmaster diagnose --deployment {one.name}"
+    )
     now = one.until(lambda now: now.supervisor.programs.get("one-backend") == "EXITED", "the end")
     assert (now.state, now.restarts, now.healthy) == ("failed", 0, False)
     one.configure()
